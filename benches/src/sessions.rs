@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dray_fabric::{Address, ReservedPort};
-use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
+use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, SessionMemory};
 use dray_rt::{DriverKind, Executor};
 
 use crate::{CommandResult, context, idle};
@@ -22,9 +22,12 @@ pub async fn client(address: &Address, export: &str) -> CommandResult<RemoteFs> 
         caches: false,
         counts_on_one_user: false,
     };
-    let session =
-        Session::connect(Arc::new(ReservedPort(address.clone())), options, SessionMemory::heap())
-            .await;
+    let session = ClientSession::connect(
+        Arc::new(ReservedPort(address.clone())),
+        options,
+        SessionMemory::heap(),
+    )
+    .await;
     session.map(RemoteFs::new).map_err(context("connect"))
 }
 

@@ -11,7 +11,7 @@ use dray_core::{
 use dray_fabric::sim::{Network, SimConnection};
 use dray_fabric::{Connection, Sink};
 use dray_fuzz::{Cutter, memory, simulated};
-use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
+use dray_rpc::client::{ClientOptions, RemoteFs, ClientSession, SessionMemory};
 use dray_rpc::wire::{Challenge, Kind, ReplyHead, Welcome};
 use libfuzzer_sys::fuzz_target;
 
@@ -46,7 +46,7 @@ fuzz_target!(|bytes: &[u8]| {
             caches: false,
             counts_on_one_user: false,
         };
-        let connected = Session::connect(connector, options, SessionMemory::heap());
+        let connected = ClientSession::connect(connector, options, SessionMemory::heap());
         let connected = dray_rt::timeout(TIMEOUT * 20, connected).await;
         if let Ok(session) = connected.expect("connecting takes for ever") {
             let ended = dray_rt::timeout(TIMEOUT * 100, work(RemoteFs::new(session))).await;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use dray_core::{Context, Fut, OpenFile};
-use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
+use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, SessionMemory};
 use dray_rt::sync::mpsc;
 use dray_rt::{DriverKind, Executor, Join, random_u64, sleep, spawn, spawn_join};
 
@@ -266,7 +266,7 @@ async fn connect_one(
             caches: false,
             counts_on_one_user: false,
         };
-        match Session::connect(link.clone(), options, SessionMemory::heap()).await {
+        match ClientSession::connect(link.clone(), options, SessionMemory::heap()).await {
             Ok(session) => {
                 report.whole = begin.elapsed().as_secs_f64();
                 let (fs, files) = (RemoteFs::new(session), Mutex::default());

@@ -8,7 +8,7 @@ use dray_core::{
     IO_MAX_BYTES, Identity, LockOwner, Make, Name, OpenFile, OpenHow, Pid, RemoveKind, RenameHow,
     RequestId, Result, SetAttr, Statfs, Write,
 };
-use dray_rpc::client::{ConnectError, RemoteFs, Session, SessionMemory};
+use dray_rpc::client::{ClientSession, ConnectError, RemoteFs, SessionMemory};
 
 use crate::connector::{ConnectOptions, connect_session};
 use crate::identity::own_identity;
@@ -54,7 +54,7 @@ impl Client {
 
     /// A client of a session that is already there; with a server of the same process by
     /// [`session_over`](crate::session_over).
-    pub fn over(session: Arc<Session>) -> Client {
+    pub fn over(session: Arc<ClientSession>) -> Client {
         let fs = RemoteFs::new(session);
         Client { fs, who: own_identity(), next_request: Arc::new(1.into()) }
     }
@@ -65,7 +65,7 @@ impl Client {
     }
 
     /// The session under it.
-    pub fn session(&self) -> &Arc<Session> {
+    pub fn session(&self) -> &Arc<ClientSession> {
         self.fs.session()
     }
 

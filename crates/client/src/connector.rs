@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dray_fabric::{Connect, ConnectFrom};
 use dray_rpc::auth::Key;
-use dray_rpc::client::{ClientOptions, ConnectError, Session, SessionMemory};
+use dray_rpc::client::{ClientOptions, ClientSession, ConnectError, SessionMemory};
 
 use crate::target::Target;
 
@@ -35,7 +35,7 @@ pub async fn connect_session(
     target: &Target,
     options: &ConnectOptions,
     memory: SessionMemory,
-) -> Result<Arc<Session>, ConnectError> {
+) -> Result<Arc<ClientSession>, ConnectError> {
     session_over(connector(target, options), &target.export, options, memory).await
 }
 
@@ -46,22 +46,22 @@ pub async fn session_over(
     export: &str,
     options: &ConnectOptions,
     memory: SessionMemory,
-) -> Result<Arc<Session>, ConnectError> {
-    Session::connect(connector, session_options(export, options), memory).await
+) -> Result<Arc<ClientSession>, ConnectError> {
+    ClientSession::connect(connector, session_options(export, options), memory).await
 }
 
 /// Goes on with the session of a process before us, whether its server can be reached or not;
-/// see [`Session::take_over`].
+/// see [`ClientSession::take_over`].
 pub async fn take_over_session(
     target: &Target,
     options: &ConnectOptions,
     memory: SessionMemory,
     patience: Duration,
     replaceable: bool,
-) -> Option<Result<Arc<Session>, ConnectError>> {
+) -> Option<Result<Arc<ClientSession>, ConnectError>> {
     let (connector, options) =
         (connector(target, options), session_options(&target.export, options));
-    Session::take_over(connector, options, memory, patience, replaceable).await
+    ClientSession::take_over(connector, options, memory, patience, replaceable).await
 }
 
 /// Whoever has no key shows that its machine vouches for it, as far as it may.
@@ -92,7 +92,7 @@ pub async fn connect_timeout(
     options: &ConnectOptions,
     wait: Duration,
     memory: SessionMemory,
-) -> Result<Arc<Session>, ConnectError> {
+) -> Result<Arc<ClientSession>, ConnectError> {
     match dray_rt::timeout(wait, connect_session(target, options, memory)).await {
         Ok(result) => result,
         Err(_) => Err(ConnectError::Unreachable {

@@ -18,6 +18,6 @@ pub use target::Target;
 
 pub use dray_rpc::auth::Key;
 pub use dray_rpc::client::{
-    ChannelStats, ConnectError, LossEvent, RemoteFs, Session, SessionMemory, SessionStatus,
+    ChannelStats, ClientSession, ConnectError, LossEvent, RemoteFs, SessionMemory, SessionStatus,
     UnsyncedStatus,
 };

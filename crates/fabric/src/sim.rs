@@ -27,7 +27,7 @@ use crate::connection::check_bounds;
 use crate::{Connect, Connection, NOTICES_MAX, Peer, Sink, Unfinished};
 
 pub use counts::Counts;
-use counts::{Tally, add};
+use counts::{FrameCounts, add};
 pub use listen::SimListener;
 
 /// What the network does to traffic, until it is told otherwise.
@@ -81,7 +81,7 @@ fn up_to(longest: Duration) -> Duration {
 #[derive(Clone, Default)]
 pub struct Network {
     inner: Arc<Mutex<NetworkState>>,
-    tally: Arc<Tally>,
+    tally: Arc<FrameCounts>,
 }
 
 #[derive(Default)]
@@ -215,7 +215,7 @@ struct Link {
     /// What side 0 and side 1 have yet to learn.
     ends: Mutex<[End; 2]>,
     newest: Arc<Newest>,
-    tally: Arc<Tally>,
+    tally: Arc<FrameCounts>,
 }
 
 /// A frame on its way.

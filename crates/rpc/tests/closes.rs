@@ -12,7 +12,7 @@ use dray_core::{
 use dray_fabric::sim::{Network, Weather};
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
-use dray_rpc::client::{RemoteFs, Session, SessionMemory};
+use dray_rpc::client::{ClientSession, RemoteFs, SessionMemory};
 use dray_rpc::server::{Export, Loss, MemoryJournal, Server, ServerOptions};
 use dray_rt::{Scope, sleep};
 
@@ -158,7 +158,8 @@ fn a_successor_closes_again() {
         process.spawn_on(&dray_rt::ExecutorHandle::current(), {
             let network = network.clone();
             async move {
-                let first = Session::connect(network.connector("s"), client_options(), memory);
+                let first =
+                    ClientSession::connect(network.connector("s"), client_options(), memory);
                 let first = RemoteFs::new(first.await.unwrap());
                 // A process that is killed drops nothing.
                 std::mem::forget(create(&first, "kept").await);
@@ -175,7 +176,7 @@ fn a_successor_closes_again() {
         sleep(Duration::from_secs(1)).await;
         assert_eq!(open_files(&server), 2);
         let memory = SessionMemory::from_fd(fd).unwrap();
-        let next = Session::connect(network.connector("s"), client_options(), memory).await;
+        let next = ClientSession::connect(network.connector("s"), client_options(), memory).await;
         let next = RemoteFs::new(next.unwrap());
         next.statfs(&Context::system()).await.unwrap();
         assert_eq!(open_files(&server), 1);

@@ -14,7 +14,7 @@ use dray_core::{
 use dray_fabric::sim::{Network, Weather};
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
-use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
+use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, SessionMemory};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rt::{Scope, sleep, spawn_join, timeout};
 
@@ -263,7 +263,8 @@ fn what_is_opened_for_a_caller_who_gave_up_is_closed_by_a_successor() {
             process.spawn_on(&dray_rt::ExecutorHandle::current(), {
                 let network = network.clone();
                 async move {
-                    let first = Session::connect(network.connector("s"), client_options(), memory);
+                    let first =
+                        ClientSession::connect(network.connector("s"), client_options(), memory);
                     let first = RemoteFs::new(first.await.unwrap());
                     give_up_opening(&first, which).await;
                     std::future::pending::<()>().await;
@@ -275,7 +276,8 @@ fn what_is_opened_for_a_caller_who_gave_up_is_closed_by_a_successor() {
             sleep(Duration::from_secs(5)).await;
             assert_eq!(open_files(&server), 1, "{op:?}");
             let memory = SessionMemory::from_fd(fd).unwrap();
-            let next = Session::connect(network.connector("s"), client_options(), memory).await;
+            let next =
+                ClientSession::connect(network.connector("s"), client_options(), memory).await;
             sleep(A_WHILE).await;
             assert_eq!(open_files(&server), 0, "{op:?}");
             drop(next.unwrap());

@@ -13,7 +13,7 @@ use dray_core::{Context, FileSystem};
 use dray_fabric::{Address, Sockets};
 use dray_rpc::client::ClientOptions;
 use dray_rpc::server::{
-    Export, Journal, Keepsake, MemoryJournal, Server, ServerOptions, SessionRecord, SlotLog,
+    Export, Journal, MemoryJournal, PersistentRecord, Server, ServerOptions, SessionRecord, SlotLog,
 };
 use dray_rt::{spawn_join, timeout};
 
@@ -58,10 +58,10 @@ impl Journal for Slow {
     fn load(&self) -> Vec<(SessionRecord, Arc<dyn SlotLog>)> {
         self.inner.load()
     }
-    fn kept(&self, what: Keepsake) -> io::Result<Option<Vec<u8>>> {
+    fn kept(&self, what: PersistentRecord) -> io::Result<Option<Vec<u8>>> {
         self.inner.kept(what)
     }
-    fn keep(&self, what: Keepsake, bytes: &[u8]) -> io::Result<()> {
+    fn keep(&self, what: PersistentRecord, bytes: &[u8]) -> io::Result<()> {
         self.wait();
         self.inner.keep(what, bytes)
     }

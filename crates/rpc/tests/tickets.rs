@@ -20,11 +20,11 @@ use dray_core::{
 use dray_fabric::Address;
 use dray_fabric::sim::Network;
 use dray_layers::{Observed, Observer, Outcome};
-use dray_rpc::client::{RemoteFs, Session, SessionMemory};
+use dray_rpc::client::{ClientSession, RemoteFs, SessionMemory};
 use dray_rpc::server::{Export, Loss, MemoryJournal, Server, ServerOptions};
 use dray_rpc::wire::{
-    Call, CallHead, Change, FEATURES, Floor, Hello, Input, Proof, ReplyHead, Ticket, Welcome, Wire,
-    put_floor,
+    Call, CallHead, Change, FEATURES, FileDurableStamp, Hello, Input, Proof, ReplyHead, Ticket,
+    Welcome, Wire, put_durable_stamp,
 };
 use dray_rt::{Scope, sleep};
 use std::io::Write as _;
@@ -271,25 +271,31 @@ fn what_is_on_media_is_believed_with_the_servers_seal_only() {
         let (mut bad, welcome) = resume(socket, hostile);
         let (mut good, _) = resume(socket, honest);
         let instance = welcome.instance;
-        let mut floors = Vec::new();
+        let mut durable_stamps = Vec::new();
         let forged = Ticket(std::array::from_fn(|index| if index == 0 { 0x80 } else { 7 }));
         for (stamp, ticket) in [(u64::MAX, forged), (stamp + 5, sealed), (stamp, sealed)] {
-            put_floor(&Floor { file: id, stamp, ticket }, &mut floors);
+            put_durable_stamp(&FileDurableStamp { file: id, stamp, ticket }, &mut durable_stamps);
         }
         let mut plain = Vec::new();
         (id, u64::MAX).put(&mut plain);
         let recovery = |op| CallHead { flags: CallHead::RECOVERY, ..users(op, None) };
         let max = u64::MAX;
-        let recover = Call::Recover { instance, newest: max, floor: max, floors: &plain, step: 0 };
-        assert_eq!(errno_of(&mut bad, &recovery(Op::Recover), &recover), 0);
-        let declare = |floors, last| Call::Declare {
+        let recover = Call::Recover {
             instance,
-            floor: u64::MAX,
+            newest: max,
+            durable_stamp: max,
+            durable_stamps: &plain,
+            step: 0,
+        };
+        assert_eq!(errno_of(&mut bad, &recovery(Op::Recover), &recover), 0);
+        let declare = |durable_stamps, last| Call::Declare {
+            instance,
+            durable_stamp: u64::MAX,
             ticket: forged,
-            floors,
+            durable_stamps,
             last,
         };
-        assert_eq!(errno_of(&mut bad, &recovery(Op::Declare), &declare(&floors, false)), 0);
+        assert_eq!(errno_of(&mut bad, &recovery(Op::Declare), &declare(&durable_stamps, false)), 0);
         // The last of both is answered when both have come.
         for stream in [&mut bad, &mut good] {
             let last = message(&recovery(Op::Declare), &declare(&[], true));
@@ -310,7 +316,8 @@ fn what_is_on_media_is_believed_with_the_servers_seal_only() {
         assert_eq!(redo(&mut good, u64::MAX - 1, b"never"), Errno::EINVAL.raw());
         assert_eq!(redo(&mut good, stamp, b"on media"), 0, "skipped, for it was sealed");
         assert_eq!(redo(&mut good, stamp + 1, b"kept"), 0);
-        let done = Call::Recover { instance, newest: 0, floor: 0, floors: &[], step: 2 };
+        let done =
+            Call::Recover { instance, newest: 0, durable_stamp: 0, durable_stamps: &[], step: 2 };
         for stream in [&mut bad, &mut good] {
             assert_eq!(errno_of(stream, &recovery(Op::Recover), &done), 0);
         }
@@ -340,7 +347,7 @@ fn what_was_open_is_open_again_whatever_its_mode() {
             serve_simulated(&network, "s", &server, &life);
             let memory = SessionMemory::create_memfd().unwrap();
             let heir = memory.fd().unwrap().try_clone_to_owned().unwrap();
-            let session = Session::connect(network.connector("s"), client_options(), memory);
+            let session = ClientSession::connect(network.connector("s"), client_options(), memory);
             let client = RemoteFs::new(session.await.unwrap());
             let mut cx = user();
             (cx.origin.node, cx.origin.request) =
@@ -353,7 +360,8 @@ fn what_was_open_is_open_again_whatever_its_mode() {
             if successor {
                 std::mem::forget(client); // a process that dies says nothing
                 let memory = SessionMemory::from_fd(heir).unwrap();
-                let session = Session::connect(network.connector("s"), client_options(), memory);
+                let session =
+                    ClientSession::connect(network.connector("s"), client_options(), memory);
                 let heir = dray_rt::spawn_join(session);
                 life = Scope::new();
                 let server = server_of(&fs, &journal, ServerOptions::default());
@@ -420,7 +428,8 @@ fn what_stays_open_outlives_any_number_of_keys() {
         let server = server_of(&fs, &journal, ServerOptions::default());
         serve_simulated(&network, "s", &server, &scope);
         let connector = network.connector("s");
-        let session = Session::connect(connector, client_options(), SessionMemory::heap()).await;
+        let session =
+            ClientSession::connect(connector, client_options(), SessionMemory::heap()).await;
         let client = RemoteFs::new(session.unwrap());
         let (_, file) = client.create(&user(), tmp, name("f"), NEW).await.unwrap();
         // From now on only its having been open gives the right.

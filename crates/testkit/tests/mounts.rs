@@ -16,7 +16,7 @@ use std::time::Duration;
 use dray_backends::posix::{self, PosixFs, PosixOptions, Squash};
 use dray_core::{Context, FileSystem, FsUuid, Name};
 use dray_fabric::{Address, Connect, listen_first, local};
-use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
+use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, SessionMemory};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rt::sync::oneshot;
 use dray_testkit::conformance::{FrontEnds, FsTarget, PathTarget, StepTarget, run};
@@ -252,7 +252,7 @@ async fn through_both(
         caches: false,
         counts_on_one_user: false,
     };
-    let session = Session::connect(connector, options, SessionMemory::heap()).await;
+    let session = ClientSession::connect(connector, options, SessionMemory::heap()).await;
     let session = session.map_err(|error| words(&error))?;
     let fs: Arc<dyn FileSystem> = Arc::new(RemoteFs::new(session.clone()));
     let name = Name::new(b"case").expect("it is a name");

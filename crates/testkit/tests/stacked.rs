@@ -15,7 +15,7 @@ use dray_core::{
 };
 use dray_fabric::sim::Network;
 use dray_layers::{Observed, Observer, Outcome};
-use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
+use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, SessionMemory};
 use dray_rpc::server::{Export, Loss, MemoryJournal, Server, ServerOptions};
 use dray_rt::{ExecutorHandle, Scope, sleep, spawn_join};
 use dray_testkit::fixture::{TempDir, simulate};
@@ -62,7 +62,7 @@ impl Client {
             counts_on_one_user: false,
         };
         let connector = network.connector_from(from, to);
-        let session = Session::connect(connector, options, memory).await.expect("a session");
+        let session = ClientSession::connect(connector, options, memory).await.expect("a session");
         Client { fs: RemoteFs::new(session), requests: AtomicU64::new(1) }
     }
 

@@ -7,7 +7,7 @@ use std::process::{Child, Command};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dray_client::{ConnectError, ConnectOptions, RemoteFs, Session, SessionMemory, Target};
+use dray_client::{ClientSession, ConnectError, ConnectOptions, RemoteFs, SessionMemory, Target};
 use dray_core::{Errno, Error, Stack};
 use dray_fuse::{Dropper, Host};
 use dray_layers::metrics::Metrics;
@@ -27,7 +27,7 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(300);
 pub type NewMemory = Box<dyn Fn() -> io::Result<SessionMemory> + Send + Sync>;
 
 /// The session, once it is there; none in it if it could not be had.
-pub(super) type SharedSession = watch::Receiver<Option<Option<Arc<Session>>>>;
+pub(super) type SharedSession = watch::Receiver<Option<Option<Arc<ClientSession>>>>;
 
 /// Makes the session on the first worker's thread; the others join it.
 pub(super) struct ServerConnection {
@@ -42,7 +42,7 @@ pub(super) struct ServerConnection {
     /// Sees every call, where metrics are wanted.
     pub(super) calls: Option<Arc<Metrics>>,
     /// None until it has been tried.
-    pub(super) tell: watch::Sender<Option<Option<Arc<Session>>>>,
+    pub(super) tell: watch::Sender<Option<Option<Arc<ClientSession>>>>,
     pub(super) told: SharedSession,
     /// Why there is none.
     pub(super) failed: Mutex<Option<ConnectError>>,
@@ -115,7 +115,7 @@ impl ServerConnection {
         })
     }
 
-    async fn connect(&self) -> Option<Arc<Session>> {
+    async fn connect(&self) -> Option<Arc<ClientSession>> {
         let memory = self.new_memory()?;
         let (target, options) = (&self.target, &self.options);
         let (patience, replaceable) = (TAKE_OVER_MAX, self.replaceable);
@@ -144,7 +144,7 @@ impl ServerConnection {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    async fn connect_first(&self) -> Option<Arc<Session>> {
+    async fn connect_first(&self) -> Option<Arc<ClientSession>> {
         let mut told = false;
         loop {
             let memory = self.new_memory()?;

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dray_client::{Client, ConnectError, ConnectOptions, Session, SessionMemory, Target};
+use dray_client::{Client, ClientSession, ConnectError, ConnectOptions, SessionMemory, Target};
 use dray_core::{Errno, FileSystem, FileType};
 use dray_fuse::{
     Consistency, Device, MountFlags, MountOptions, Mounted, Options as FuseOptions, PerThread,
@@ -123,7 +123,7 @@ struct Offered {
 pub struct RunningMount {
     mount: Mount,
     mounted: Mounted,
-    session: Arc<Session>,
+    session: Arc<ClientSession>,
     calls: Option<Arc<Metrics>>,
     reporter: Arc<Reporter>,
 }
@@ -240,7 +240,7 @@ impl Mount {
 
     /// That what would be mounted is a directory: the kernel takes nothing else for the root of a
     /// mount, and fails every call on it. A server that cannot say now may be able to later.
-    async fn check_root(&self, session: &Arc<Session>) -> Result<(), ConnectError> {
+    async fn check_root(&self, session: &Arc<ClientSession>) -> Result<(), ConnectError> {
         let client = Client::over(session.clone());
         let (cx, root) = (client.context(), session.info().root);
         match dray_rt::timeout(CONNECT_MAX, client.fs().getattr(&cx, root)).await {

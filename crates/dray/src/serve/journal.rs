@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dray_backends::posix;
-use dray_rpc::server::{FileJournal, Journal, Keepsake, SessionRecord, SlotLog};
+use dray_rpc::server::{FileJournal, Journal, PersistentRecord, SessionRecord, SlotLog};
 
 use crate::error::{ErrorContext, Failure};
 use crate::serve::state::cannot_write;
@@ -49,11 +49,11 @@ impl Journal for ServerJournal {
         self.0.load()
     }
 
-    fn kept(&self, what: Keepsake) -> io::Result<Option<Vec<u8>>> {
+    fn kept(&self, what: PersistentRecord) -> io::Result<Option<Vec<u8>>> {
         posix::as_server(|| self.0.kept(what)).map_err(|error| io::Error::from(error.errno()))?
     }
 
-    fn keep(&self, what: Keepsake, bytes: &[u8]) -> io::Result<()> {
+    fn keep(&self, what: PersistentRecord, bytes: &[u8]) -> io::Result<()> {
         posix::as_server(|| self.0.keep(what, bytes))
             .map_err(|error| io::Error::from(error.errno()))?
     }

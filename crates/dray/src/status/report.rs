@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_client::{LossEvent, Session, UnsyncedStatus};
+use dray_client::{ClientSession, LossEvent, UnsyncedStatus};
 use dray_fuse::{Consistency, InFlight, JobsOf, Reporter, Transport};
 use dray_rpc::server::{Server, ServerStatus};
 use dray_rt::Instant;
@@ -161,7 +161,7 @@ pub struct MountReport {
     pub target: String,
     pub consistency: Consistency,
     pub timeout: Option<Duration>,
-    pub session: Arc<Session>,
+    pub session: Arc<ClientSession>,
     pub reporter: Reporter,
     pub since: Instant,
 }

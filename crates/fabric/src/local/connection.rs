@@ -7,25 +7,25 @@ use std::task::{Context, Poll, Waker};
 use dray_core::{Buf, Fut};
 use dray_rt::now;
 
-use super::inbox::{Frame, Inbox, Next};
+use super::inbox::{Frame, FrameInbox, Next};
 use crate::connection::{TICK_MAX, check_bounds};
 use crate::{Connection, Peer, Sink, Unfinished};
 
 /// One end.
 pub(super) struct LocalConnection {
     /// Of this end, and of the other one.
-    here: Arc<Mutex<Inbox>>,
-    there: Arc<Mutex<Inbox>>,
+    here: Arc<Mutex<FrameInbox>>,
+    there: Arc<Mutex<FrameInbox>>,
 }
 
-fn lock(inbox: &Mutex<Inbox>) -> MutexGuard<'_, Inbox> {
+fn lock(inbox: &Mutex<FrameInbox>) -> MutexGuard<'_, FrameInbox> {
     inbox.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl LocalConnection {
     /// Both ends of a new one.
     pub(super) fn pair() -> [LocalConnection; 2] {
-        let [here, there]: [Arc<Mutex<Inbox>>; 2] = Default::default();
+        let [here, there]: [Arc<Mutex<FrameInbox>>; 2] = Default::default();
         let other = LocalConnection { here: there.clone(), there: here.clone() };
         [LocalConnection { here, there }, other]
     }
@@ -46,7 +46,7 @@ impl LocalConnection {
     pub(super) fn poll_here<T>(
         &self,
         cx: &Context<'_>,
-        look: impl FnOnce(&Inbox) -> Option<T>,
+        look: impl FnOnce(&FrameInbox) -> Option<T>,
     ) -> Poll<T> {
         let mut here = lock(&self.here);
         match look(&here) {

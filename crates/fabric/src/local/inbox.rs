@@ -35,14 +35,14 @@ impl Frame {
 
 /// Frames for one end, in their order.
 #[derive(Default)]
-pub(super) struct Inbox {
+pub(super) struct FrameInbox {
     frames: VecDeque<Frame>,
     /// Of these, notices.
     notices: usize,
     /// Frames and bytes that the receiver has taken.
     taken_frames: u64,
     taken_bytes: u64,
-    /// The receiver looks at a frame that may come back ([`Inbox::give_back`]).
+    /// The receiver looks at a frame that may come back ([`FrameInbox::give_back`]).
     is_lent: bool,
     /// The sender needs the memory of that frame's data.
     is_recalled: bool,
@@ -66,7 +66,7 @@ pub(super) enum Next {
     Cut,
 }
 
-impl Inbox {
+impl FrameInbox {
     /// Puts a frame on its way. Errors: `WouldBlock` for one notice too many, and those of a
     /// connection that has ended.
     pub(super) fn put(

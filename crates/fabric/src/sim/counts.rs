@@ -24,7 +24,7 @@ pub struct Counts {
 
 /// Counts that are being made.
 #[derive(Default)]
-pub(super) struct Tally {
+pub(super) struct FrameCounts {
     pub(super) frames: AtomicU64,
     lost: [AtomicU64; 2],
     pub(super) late: AtomicU64,
@@ -33,7 +33,7 @@ pub(super) struct Tally {
     pub(super) partitions: AtomicU64,
 }
 
-impl Tally {
+impl FrameCounts {
     /// So many frames that end `from` of a connection had sent do not arrive.
     pub(super) fn lost(&self, from: usize, frames: usize) {
         self.lost[from].fetch_add(frames as u64, Ordering::Relaxed);

@@ -8,11 +8,11 @@ use dray_core::{
 };
 
 use crate::client::fs::RemoteFs;
-use crate::client::session::Session;
+use crate::client::session::ClientSession;
 
 impl RemoteFs {
     /// A file system over this session, and the session under it, for a front end.
-    pub fn stack(session: Arc<Session>) -> Stack {
+    pub fn stack(session: Arc<ClientSession>) -> Stack {
         let remote = Arc::new(RemoteFs::new(session));
         Stack { fs: remote.clone(), session: remote }
     }

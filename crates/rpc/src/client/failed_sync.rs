@@ -10,7 +10,7 @@ use dray_core::{Context, Errno, Error, Fate, FileId, OpenHow};
 
 use crate::client::channel::{CallAnswer, CallFailure, OutgoingCall};
 use crate::client::holdings::tickets::{ReopenRequest, reopen};
-use crate::client::session::Session;
+use crate::client::session::ClientSession;
 use crate::wire::{Call, Input, Ticket};
 
 /// How long the client waits for a server that cannot be asked.
@@ -26,9 +26,9 @@ enum FileSync {
     Unanswered,
 }
 
-impl Session {
+impl ClientSession {
     /// Finds out which files a failed sync of everything has left out.
-    pub(super) async fn sync_each_file(self: &Arc<Session>) {
+    pub(super) async fn sync_each_file(self: &Arc<ClientSession>) {
         let unsynced = &self.link.unsynced;
         for id in unsynced.files_to_sync() {
             loop {
@@ -49,7 +49,7 @@ impl Session {
         unsynced.failed_sync_resolved();
     }
 
-    async fn sync_file(self: &Arc<Session>, id: FileId) -> FileSync {
+    async fn sync_file(self: &Arc<ClientSession>, id: FileId) -> FileSync {
         let (handle, cx) = (self.link.own_handle(), Context::system());
         let Ok(channel) = self.channel() else { return FileSync::Unanswered };
         let ticket = self.link.unsynced.ticket(id);

@@ -14,7 +14,7 @@ use crate::client::channel::{CallAnswer, CallFailure, OutgoingCall, ReplyInfo, e
 use crate::client::durability::{Confirmation, FileChange, Writer, changes_of};
 use crate::client::holdings::tickets::{ReopenRequest, reopen};
 use crate::client::link::SessionState;
-use crate::client::session::Session;
+use crate::client::session::ClientSession;
 use crate::client::slots::ReplaySlot;
 use crate::wire::{Call, Change, Input, PAGE_MAX_BYTES, Ticket, Wire};
 
@@ -24,7 +24,7 @@ const REOPEN_TRIES: usize = 64;
 
 /// An open file at the server, by the number that we gave it.
 pub(crate) struct RemoteFile {
-    pub(super) session: Arc<Session>,
+    pub(super) session: Arc<ClientSession>,
     pub(super) id: FileId,
     pub(super) handle: u64,
     /// As first opened; for opening it again.
@@ -38,7 +38,7 @@ pub(crate) struct RemoteFile {
 
 impl RemoteFile {
     pub(crate) fn new(
-        session: Arc<Session>,
+        session: Arc<ClientSession>,
         id: FileId,
         handle: u64,
         how: OpenHow,

@@ -13,24 +13,24 @@ use crate::client::durability::{ExpectedName, FileChange, NameChange, changes_of
 use crate::client::file::RemoteFile;
 use crate::client::link::SessionState;
 use crate::client::open_ahead::{Guess, Surplus};
-use crate::client::session::Session;
+use crate::client::session::ClientSession;
 use crate::client::slots::ReplaySlot;
 use crate::wire::{Call, Change, Input, Ticket, Wire};
 
 /// A file system that a server serves.
 #[derive(Clone)]
 pub struct RemoteFs {
-    pub(crate) session: Arc<Session>,
+    pub(crate) session: Arc<ClientSession>,
 }
 
 impl RemoteFs {
     /// Over an established session.
-    pub fn new(session: Arc<Session>) -> RemoteFs {
+    pub fn new(session: Arc<ClientSession>) -> RemoteFs {
         RemoteFs { session }
     }
 
     /// The session under it.
-    pub fn session(&self) -> &Arc<Session> {
+    pub fn session(&self) -> &Arc<ClientSession> {
         &self.session
     }
 

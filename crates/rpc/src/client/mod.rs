@@ -1,6 +1,6 @@
 //! The client end: a `FileSystem` whose operations a server carries out.
 //!
-//! A [`Session`] is what the server knows of a mount; it outlives connections. Each thread that works
+//! A [`ClientSession`] is what the server knows of a mount; it outlives connections. Each thread that works
 //! for the mount attaches a channel of its own, with one connection, so that a call crosses no thread.
 //! Calls under way are kept until they are answered, and are sent again after a reconnection. The
 //! server's replay slots make that harmless.
@@ -28,4 +28,4 @@ pub use durability::{LossEvent, UnsyncedStatus};
 pub use fs::RemoteFs;
 pub use memory::SessionMemory;
 pub use open_ahead::OpenAheadStats;
-pub use session::{ClientOptions, ConnectError, Session, SessionStatus};
+pub use session::{ClientOptions, ClientSession, ConnectError, SessionStatus};

@@ -9,7 +9,7 @@ use crate::client::channel::{Channel, OutgoingCall, value_of};
 use crate::client::durability::{DurableStamp, DurableStamps, ExpectedName, KeptChange};
 use crate::client::holdings::tickets::{ReopenRequest, reopen};
 use crate::client::link::{Link, SessionState};
-use crate::wire::{Call, Floor, Input, Ticket, Wire, put_floor};
+use crate::wire::{Call, FileDurableStamp, Input, Ticket, Wire, put_durable_stamp};
 
 /// Files named in one message.
 const STAMPS_OF_ONE_MESSAGE: usize = 1024;
@@ -63,8 +63,8 @@ impl Replay {
         let instance = self.session_state.instance;
         // With what is lost, for the server's metrics.
         let losses = unsynced.unreported_losses();
-        let (newest, floor) = losses;
-        let done = Call::Recover { instance, newest, floor, floors: &[], step: 2 };
+        let (newest, durable_stamp) = losses;
+        let done = Call::Recover { instance, newest, durable_stamp, durable_stamps: &[], step: 2 };
         if self.call::<()>(&Context::system(), &done, None).await?.is_ok() {
             unsynced.losses_reported(losses);
         }
@@ -105,23 +105,38 @@ impl Replay {
         last: bool,
     ) -> std::result::Result<Result<()>, ServerGone> {
         let (instance, cx) = (self.session_state.instance, Context::system());
-        let mut floors = Vec::new();
-        let DurableStamp { number: floor, ticket } = durable.all;
+        let mut durable_stamps = Vec::new();
+        let DurableStamp { number: durable_stamp, ticket } = durable.all;
         if self.link.server().tickets {
             for (file, DurableStamp { number: stamp, ticket }) in piece.iter().copied() {
                 // A server of an earlier version gave none, and this one believes only tickets.
                 if let Some(ticket) = ticket {
-                    put_floor(&Floor { file, stamp, ticket }, &mut floors);
+                    put_durable_stamp(
+                        &FileDurableStamp { file, stamp, ticket },
+                        &mut durable_stamps,
+                    );
                 }
             }
-            let floor = if ticket.is_some() { floor } else { 0 };
+            let durable_stamp = if ticket.is_some() { durable_stamp } else { 0 };
             let ticket = ticket.unwrap_or(Ticket([0; Ticket::BYTES]));
-            let call = Call::Declare { instance, floor, ticket, floors: &floors, last };
+            let call = Call::Declare {
+                instance,
+                durable_stamp,
+                ticket,
+                durable_stamps: &durable_stamps,
+                last,
+            };
             return self.call(&cx, &call, None).await;
         }
-        piece.iter().for_each(|(file, stamp)| (*file, stamp.number).put(&mut floors));
+        piece.iter().for_each(|(file, stamp)| (*file, stamp.number).put(&mut durable_stamps));
         let (newest, step) = (durable.newest, u8::from(last));
-        let call = Call::Recover { instance, newest, floor, floors: &floors, step };
+        let call = Call::Recover {
+            instance,
+            newest,
+            durable_stamp,
+            durable_stamps: &durable_stamps,
+            step,
+        };
         self.call(&cx, &call, None).await
     }
 

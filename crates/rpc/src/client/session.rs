@@ -141,7 +141,7 @@ impl fmt::Display for ConnectError {
 impl std::error::Error for ConnectError {}
 
 /// One session with one server, shared by all threads of a mount.
-pub struct Session {
+pub struct ClientSession {
     pub(crate) link: Arc<Link>,
     /// Tells it from every other one that this process has or had.
     number: u64,
@@ -177,7 +177,7 @@ thread_local! {
     static HERE: RefCell<Vec<(u64, Arc<Channel>)>> = const { RefCell::new(Vec::new()) };
 }
 
-impl Session {
+impl ClientSession {
     /// Connects for the first time. It is done once the server has welcomed us; from then
     /// on lost connections are made anew for ever. If `memory` is that of a process that
     /// died, its session goes on; call [`SessionControl::attached`](dray_core::SessionControl::attached) then.
@@ -185,23 +185,23 @@ impl Session {
         connector: Arc<dyn Connect>,
         options: ClientOptions,
         memory: SessionMemory,
-    ) -> std::result::Result<Arc<Session>, ConnectError> {
+    ) -> std::result::Result<Arc<ClientSession>, ConnectError> {
         let link = Arc::new(Link::new(connector, options, memory));
         let channel = link.new_channel();
         channel.inherit();
         link.close_inherited(&channel);
         let info = link.start(channel.clone()).await?;
-        let session = Session::new(link, info);
+        let session = ClientSession::new(link, info);
         session.adopt(channel);
         session.link.unsynced.sync_inherited();
         Ok(session)
     }
 
-    fn new(link: Arc<Link>, info: FsInfo) -> Arc<Session> {
+    fn new(link: Arc<Link>, info: FsInfo) -> Arc<ClientSession> {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let (channels, pace) = (RwLock::default(), AdaptiveChoice::default());
-        let session = Arc::new(Session { link, number, info, channels, pace });
+        let session = Arc::new(ClientSession { link, number, info, channels, pace });
         session.schedule_syncs();
         session
     }
@@ -210,21 +210,21 @@ impl Session {
     /// can be reached or not: calls wait for it as they do in any outage. It is tried for
     /// `patience` first, so that a server that is there is known. Errors: those of that try
     /// that are hopeless ([`ConnectError::is_hopeless`]). None if `memory` does not say enough:
-    /// [`Session::connect`] then.
+    /// [`ClientSession::connect`] then.
     pub async fn take_over(
         connector: Arc<dyn Connect>,
         options: ClientOptions,
         memory: SessionMemory,
         patience: Duration,
         replaceable: bool,
-    ) -> Option<std::result::Result<Arc<Session>, ConnectError>> {
+    ) -> Option<std::result::Result<Arc<ClientSession>, ConnectError>> {
         let link = Arc::new(Link::new(connector, options, memory));
         let info = link.inherited_export()?;
         let channel = link.new_channel();
         channel.inherit();
         link.close_inherited(&channel);
         let outcome = link.take_over(channel.clone());
-        let session = Session::new(link, info);
+        let session = ClientSession::new(link, info);
         session.adopt(channel);
         // Else it is there, or it is tried again until it is.
         let tried = dray_rt::timeout(patience, outcome).await;
@@ -265,7 +265,7 @@ impl Session {
 
     /// Gives the calling thread a channel of its own, served by its executor, as long as
     /// there are not too many.
-    pub fn attach_here(self: &Arc<Session>) {
+    pub fn attach_here(self: &Arc<ClientSession>) {
         let here = HERE.with_borrow(|here| here.iter().any(|(of, _)| *of == self.number));
         let many = self.channels.read().is_ok_and(|channels| channels.len() >= CHANNELS_MAX);
         if !here && !many {
@@ -276,7 +276,7 @@ impl Session {
     /// One more for the calling thread, which is not its first choice: in simulations all
     /// threads of a mount are one.
     #[doc(hidden)]
-    pub fn attach_another(self: &Arc<Session>) {
+    pub fn attach_another(self: &Arc<ClientSession>) {
         let channel = self.link.new_channel();
         self.link.connect_another(channel.clone());
         self.adopt(channel);
@@ -314,12 +314,12 @@ impl Session {
     }
 
     /// Closes what lookups have opened and no caller has used.
-    pub(crate) fn close_all_ahead(self: &Arc<Session>) {
+    pub(crate) fn close_all_ahead(self: &Arc<ClientSession>) {
         let surplus = self.link.ahead.give_up();
         surplus.into_iter().for_each(|one| self.link.close_surplus(self, one));
     }
 
-    pub(crate) fn adopt(self: &Arc<Session>, channel: Arc<Channel>) {
+    pub(crate) fn adopt(self: &Arc<ClientSession>, channel: Arc<Channel>) {
         self.channels.write().unwrap_or_else(PoisonError::into_inner).push(channel.clone());
         HERE.with_borrow_mut(|here| {
             here.retain(|(_, channel)| !channel.is_shut()); // sessions that ended elsewhere
@@ -328,7 +328,7 @@ impl Session {
     }
 
     /// Another thread's channel, if nothing is under way on any.
-    pub(crate) fn resting_channel(self: &Arc<Session>) -> Option<Arc<Channel>> {
+    pub(crate) fn resting_channel(self: &Arc<ClientSession>) -> Option<Arc<Channel>> {
         let own = self.channel().ok()?;
         let channels = self.channels.read().unwrap_or_else(PoisonError::into_inner);
         let other = channels.iter().find(|channel| !Arc::ptr_eq(channel, &own))?;
@@ -336,7 +336,7 @@ impl Session {
     }
 
     /// The calling thread's channel, or another thread's if it has none.
-    pub(crate) fn channel(self: &Arc<Session>) -> Result<Arc<Channel>> {
+    pub(crate) fn channel(self: &Arc<ClientSession>) -> Result<Arc<Channel>> {
         let here = HERE.with_borrow(|here| {
             here.iter().find(|(of, _)| *of == self.number).map(|(_, channel)| channel.clone())
         });
@@ -348,7 +348,7 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for ClientSession {
     fn drop(&mut self) {
         // Other threads forget theirs with their next session, or when they end.
         let _ = HERE.try_with(|here| here.borrow_mut().retain(|(of, _)| *of != self.number));
@@ -379,7 +379,7 @@ pub(crate) mod tests {
     }
 
     /// One without connections.
-    pub(crate) fn session() -> Arc<Session> {
+    pub(crate) fn session() -> Arc<ClientSession> {
         let options = ClientOptions {
             export: "data".into(),
             key: None,
@@ -393,14 +393,14 @@ pub(crate) mod tests {
         let root = FileId { ino: 1, generation: 1 };
         let info = FsInfo { uuid: FsUuid(1), root, kind: String::new(), read_only: false };
         let link = Link::new(Arc::new(Nowhere), options, SessionMemory::heap());
-        Session::new(Arc::new(link), info)
+        ClientSession::new(Arc::new(link), info)
     }
 
     /// Sessions were known by their address. That of one that has ended is soon another's, and
     /// threads that had worked for the first took its channel for the second.
     #[test]
     fn a_session_is_not_taken_for_one_before_it() {
-        let (give, take) = mpsc::channel::<Arc<Session>>();
+        let (give, take) = mpsc::channel::<Arc<ClientSession>>();
         let (tell, told) = mpsc::channel();
         let thread = std::thread::spawn(move || {
             let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();

@@ -10,15 +10,15 @@ use dray_rt::{random_u64, timeout};
 use crate::client::channel::{CallAnswer, OutgoingCall, error_of};
 use crate::client::durability::{SYNC_AFTER, SyncPacing, SyncReason, SyncedFor};
 use crate::client::link::Link;
-use crate::client::session::Session;
+use crate::client::session::ClientSession;
 use crate::wire::{Call, Input};
 
 /// When everything has been on media for so long, the scheduler ends and memory is given back.
 const CALM: Duration = Duration::from_secs(1);
 
-impl Session {
+impl ClientSession {
     /// Has the scheduler started whenever the unsynced log needs it.
-    pub(crate) fn schedule_syncs(self: &Arc<Session>) {
+    pub(crate) fn schedule_syncs(self: &Arc<ClientSession>) {
         let session = Arc::downgrade(self);
         self.link.unsynced.schedule_syncs_by(Box::new(move || {
             if let Some(running) = session.upgrade() {
@@ -28,7 +28,7 @@ impl Session {
     }
 
     /// Brings everything to media. Errors: those of the server's file system.
-    pub(crate) async fn sync_all(self: &Arc<Session>, cx: &Context) -> Result<()> {
+    pub(crate) async fn sync_all(self: &Arc<ClientSession>, cx: &Context) -> Result<()> {
         if !self.link.server().stamps {
             return Err(Error::new(Errno::ENOTSUP).during(Op::SyncAll));
         }
@@ -48,7 +48,7 @@ impl Session {
     }
 }
 
-async fn run(session: Weak<Session>) {
+async fn run(session: Weak<ClientSession>) {
     if let Some(link) = session.upgrade().map(|session| session.link.clone()) {
         link.met().await; // only then it is known what the server can do
     }

@@ -4,7 +4,7 @@
 
 use dray_core::{Admit, CallAdmission, Context, FileId, Name, ObservedCall, Op, OpenHow, Result};
 
-use crate::server::session::Session;
+use crate::server::session::ServerSession;
 use crate::wire::Call;
 
 /// How a put opens the file that it makes or replaces.
@@ -13,7 +13,7 @@ const PUT_OPEN: OpenHow = OpenHow::new(libc::O_WRONLY | libc::O_TRUNC);
 /// Waits until `call` may go on. `data_bytes`: what it brings along. Errors: those of whoever refuses
 /// it.
 pub(super) async fn ask(
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     call: &Call<'_>,
     data_bytes: usize,
@@ -27,7 +27,7 @@ pub(super) async fn ask(
 
 /// The same for the opening of a file that its client has asked to have looked up and opened.
 pub(super) async fn ask_for_open(
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     id: FileId,
     how: OpenHow,
@@ -52,7 +52,11 @@ async fn admit(admission: &dyn CallAdmission, cx: &Context, call: &ObservedCall<
 
 /// The operations of a call that are asked for. A call that names no open file of its client's is not
 /// asked for: it fails by itself.
-fn parts<'a>(session: &Session, call: &Call<'a>, data_bytes: u64) -> [Option<ObservedCall<'a>>; 2] {
+fn parts<'a>(
+    session: &ServerSession,
+    call: &Call<'a>,
+    data_bytes: u64,
+) -> [Option<ObservedCall<'a>>; 2] {
     let (op, root) = (call.op(), session.export.fs.info().root);
     let of = |handle: u64| {
         let file = session.file(handle)?;

@@ -8,7 +8,7 @@ use dray_core::{Fut, Result};
 use dray_fabric::HEAD_MAX_BYTES;
 
 use crate::server::reply::Reply;
-use crate::server::session::Session;
+use crate::server::session::ServerSession;
 use crate::wire::ReplyHead;
 
 /// Heads of messages up to this size are not counted.
@@ -23,7 +23,7 @@ pub(crate) const CALLERS_FREE_BYTES: usize = 16 << 10;
 /// Asks for what may be long, and counts it until it has been sent. Where there is no room it is let go,
 /// and asked for again when there is: nobody keeps it meanwhile.
 pub(crate) async fn answer<'a>(
-    session: &Session,
+    session: &ServerSession,
     ask: impl Fn() -> Fut<'a, Result<Vec<u8>>> + Send,
 ) -> Result<Reply> {
     let value = ask().await?;

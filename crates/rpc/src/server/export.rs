@@ -9,16 +9,16 @@ use dray_core::{CallAdmission, FileSystem, Shares};
 use dray_fabric::{BufferPool, Peer};
 use dray_rt::ExecutorHandle;
 
+use crate::server::log_throttle::LogThrottle;
 use crate::server::mappings::Mappings;
 use crate::server::options::ServerOptions;
 use crate::server::ranges::RangeTable;
 use crate::server::recovery::Recovery;
 use crate::server::recovery::grace::Grace;
-use crate::server::recovery::redone::Redone;
-use crate::server::recovery::returning::Returning;
-use crate::server::recovery::stable::Stable;
+use crate::server::recovery::group_sync::GroupSync;
+use crate::server::recovery::replayed::ReplayedChanges;
+use crate::server::recovery::window::RecoveryWindow;
 use crate::server::refusals::Refusals;
-use crate::server::seldom::Seldom;
 use crate::server::tickets::Tickets;
 use crate::server::watchers::Watchers;
 
@@ -43,11 +43,11 @@ pub struct Export {
     pub one_user: bool,
     /// Which parts of its files are in use, and the stamps of its changes.
     pub(crate) ranges: Arc<RangeTable>,
-    pub(crate) returning: Returning,
+    pub(crate) recovery_window: RecoveryWindow,
     /// Memory for its data; its end of the server's pool, once it belongs to a server.
     pub(crate) pool: BufferPool,
-    pub(crate) stable: Stable,
-    pub(crate) redone: Redone,
+    pub(crate) group_sync: GroupSync,
+    pub(crate) redone: ReplayedChanges,
     pub(crate) tickets: Tickets,
     pub(crate) watchers: Watchers,
     pub(crate) mappings: Mappings,
@@ -62,7 +62,7 @@ pub struct Export {
     pub(crate) refused_files: Refusals,
     pub(crate) refused_locks: Refusals,
     /// Callers in too many groups.
-    pub(crate) refused_callers: Seldom,
+    pub(crate) refused_callers: LogThrottle,
     /// The executor that took its last connection.
     pub(super) home: Mutex<Option<ExecutorHandle>>,
 }
@@ -82,9 +82,9 @@ impl Export {
             instance: 0, // its server gives it one
             one_user: false,
             ranges: Arc::default(),
-            returning: Returning::default(),
-            stable: Stable::default(),
-            redone: Redone::default(),
+            recovery_window: RecoveryWindow::default(),
+            group_sync: GroupSync::default(),
+            redone: ReplayedChanges::default(),
             watchers: Watchers::default(),
             mappings: Mappings::default(),
             pool: BufferPool::new(0, 0),
@@ -94,7 +94,7 @@ impl Export {
             lock_owners: Arc::new(Shares::new(0)),
             refused_files: Refusals::default(),
             refused_locks: Refusals::default(),
-            refused_callers: Seldom::default(),
+            refused_callers: LogThrottle::default(),
             home: Mutex::default(),
         }
     }

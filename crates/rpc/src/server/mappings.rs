@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use dray_core::FileId;
 
-use crate::server::seldom::Seldom;
-use crate::server::session::Session;
+use crate::server::log_throttle::LogThrottle;
+use crate::server::session::ServerSession;
 
 /// Files that are remembered; the oldest is forgotten for one more.
 const FILES_MAX: usize = 256;
@@ -19,7 +19,7 @@ const FILES_MAX: usize = 256;
 #[derive(Default)]
 pub(crate) struct Mappings {
     state: Mutex<State>,
-    complaint: Seldom,
+    complaint: LogThrottle,
     /// Numbers opens: who had a file open when somebody else stored into it.
     turns: AtomicU64,
 }
@@ -32,7 +32,7 @@ struct State {
 
 struct Mapped {
     file: FileId,
-    by: Weak<Session>,
+    by: Weak<ServerSession>,
     /// Who that is, also if it has gone.
     session: u64,
     host: String,
@@ -55,7 +55,7 @@ impl Mappings {
 
     /// `session` stores into a mapping of `file`, as it says: whoever says what is not so causes a
     /// line in the log, once for each file.
-    pub(crate) fn stored(&self, session: &Arc<Session>, file: FileId) {
+    pub(crate) fn stored(&self, session: &Arc<ServerSession>, file: FileId) {
         let Some(since) = session.first_open(file) else { return }; // it is closed by now
         if let Some(other) = self.other(session, file, since) {
             self.complaint.say(|more| {
@@ -73,7 +73,7 @@ impl Mappings {
 
     /// The host of another session that had the file open at the same time and stored into it, too; once
     /// for each file. `since`: when this one has opened it.
-    fn other(&self, session: &Arc<Session>, file: FileId, since: u64) -> Option<String> {
+    fn other(&self, session: &Arc<ServerSession>, file: FileId, since: u64) -> Option<String> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = |told| Mapped {
             file,
@@ -92,7 +92,7 @@ impl Mappings {
         };
         // It stored when this one had it open, or has it open still and may store at any time.
         let meets =
-            |by: &Weak<Session>| by.upgrade().is_some_and(|by| by.first_open(file).is_some());
+            |by: &Weak<ServerSession>| by.upgrade().is_some_and(|by| by.first_open(file).is_some());
         let is_new = mapped.session != session.id
             && !mapped.told
             && (since < mapped.turn || meets(&mapped.by));

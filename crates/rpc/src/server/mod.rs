@@ -1,10 +1,9 @@
 //! The server end: sessions that outlive connections, calls carried out once.
 
-mod admission;
-mod ahead;
 mod as_server;
 mod call_admission;
 mod connection;
+mod connection_limits;
 mod counted;
 mod exactly_once;
 mod execute;
@@ -12,14 +11,15 @@ mod export;
 mod exports;
 mod identities;
 mod journal;
+mod log_throttle;
 mod mappings;
+mod open_ahead;
 mod options;
 mod ranges;
 mod recovery;
 mod refusals;
 mod reply;
 mod sabotage;
-mod seldom;
 mod service;
 mod session;
 mod sessions;
@@ -33,8 +33,8 @@ pub use connection::{Admission, wanted_export};
 pub use export::{Allow, Export};
 pub use journal::file::FileJournal;
 pub use journal::{
-    ANSWER_MAX_BYTES, INTENT_MAX_BYTES, Journal, Keepsake, MemoryJournal, SessionRecord, SlotLog,
-    SlotRecord,
+    ANSWER_MAX_BYTES, INTENT_MAX_BYTES, Journal, MemoryJournal, PersistentRecord, SessionRecord,
+    SlotLog, SlotRecord,
 };
 pub use options::{Loss, ServerOptions};
 pub use recovery::tally::RecoveryStatus;

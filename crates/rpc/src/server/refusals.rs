@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dray_core::{Errno, Error, Shortage};
 
-use crate::server::seldom::Seldom;
-use crate::server::session::Session;
+use crate::server::log_throttle::LogThrottle;
+use crate::server::session::ServerSession;
 
 /// Of one kind of thing.
 #[derive(Default)]
 pub(crate) struct Refusals {
     count: AtomicU64,
-    said: Seldom,
+    said: LogThrottle,
 }
 
 impl Refusals {
@@ -26,7 +26,7 @@ impl Refusals {
     }
 
     /// Counts a call of `session` that was refused with `error`, and tells people now and then.
-    pub(crate) fn of(&self, session: &Session, error: &Error) {
+    pub(crate) fn of(&self, session: &ServerSession, error: &Error) {
         self.counts();
         let (host, id, export) = (&session.host, session.id, &session.export.name);
         self.said.say(|more| {

@@ -10,17 +10,17 @@ use dray_core::Context;
 use dray_fabric::{Connection, Listener, Peer};
 use dray_rt::{Pool, random_u64, sleep, timeout};
 
-use crate::server::admission::{Door, Fault};
-use crate::server::ahead::Ahead;
 use crate::server::connection::{self, Admission};
+use crate::server::connection_limits::{ConnectionLimits, HandshakeFault};
 use crate::server::export::Export;
 use crate::server::exports::Exports;
 use crate::server::journal::Journal;
+use crate::server::log_throttle::LogThrottle;
+use crate::server::open_ahead::Ahead;
 use crate::server::options::{Loss, ServerOptions};
-use crate::server::recovery::life::Life;
+use crate::server::recovery::epoch::ServerEpoch;
 use crate::server::sabotage::Sabotage;
-use crate::server::seldom::Seldom;
-use crate::server::session::Session;
+use crate::server::session::ServerSession;
 use crate::server::stalls::{LOOK_TIME, Stalled, Stalls};
 use crate::server::status::jobs::{self, Jobs};
 use crate::server::status::paths::{Subject, Whereabouts};
@@ -42,11 +42,11 @@ pub(crate) struct Inner {
     pub(super) journal: Arc<dyn Journal>,
     /// Threads that wait for the journal's media.
     pub(super) noting: Pool,
-    pub(super) unkept_sessions: Seldom,
+    pub(super) unkept_sessions: LogThrottle,
     pub(crate) exports: Exports,
-    pub(super) sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
-    pub(super) life: Life,
-    pub(crate) door: Arc<Door>,
+    pub(super) sessions: Mutex<BTreeMap<u64, Arc<ServerSession>>>,
+    pub(super) life: ServerEpoch,
+    pub(crate) limits: Arc<ConnectionLimits>,
     pub(super) running: Mutex<BTreeMap<u64, Running>>,
     pub(super) next_running: AtomicU64,
     pub(crate) repeated: AtomicU64,
@@ -94,13 +94,13 @@ impl Server {
     pub fn awaiting(options: ServerOptions, names: &[&str], journal: Arc<dyn Journal>) -> Server {
         let exports = Exports::new(names.iter().copied(), &options.pool);
         let inner = Inner {
-            door: Arc::new(Door::new(options.connections_max, options.sessions_max)),
+            limits: Arc::new(ConnectionLimits::new(options.connections_max, options.sessions_max)),
             options,
             instance: random_u64(),
             ahead: Ahead::new(),
-            life: Life::begin(journal.clone()),
+            life: ServerEpoch::begin(journal.clone()),
             journal,
-            unkept_sessions: Seldom::default(),
+            unkept_sessions: LogThrottle::default(),
             noting: Pool::new("dray-note", NOTING_THREADS_MAX, NOTING_QUEUE_MAX),
             exports,
             sessions: Mutex::default(),
@@ -169,7 +169,7 @@ impl Server {
     /// Whether a connection of `peer` that is no client's is worth a line for people: the first
     /// in a minute is.
     pub fn complains(&self, peer: Peer) -> bool {
-        self.inner.door.complains(peer, Fault::Greeting)
+        self.inner.limits.complains(peer, HandshakeFault::Greeting)
     }
 
     /// Serves whoever comes by `listener`, on the executor of the calling task: for a server of one
@@ -366,16 +366,16 @@ impl Inner {
         let (mut awaited, mut restored) = (BTreeSet::new(), Vec::new());
         let mut former = self.exports.former(&export.name, &*self.journal).into_iter();
         while let Some((record, log)) = former.next() {
-            let session = Session::new(record, export.clone(), options, log);
+            let session = ServerSession::new(record, export.clone(), options, log);
             if !session.slots.restore(export, lost).await {
                 self.exports.keep_former(&export.name, former.collect());
                 self.exports.keep_former(&export.name, vec![session.for_the_next_opening()]);
                 self.suspend_sessions(export);
                 return Err(Lost);
             }
-            session.changed(Session::CHANGED_BEFORE); // perhaps
+            session.changed(ServerSession::CHANGED_BEFORE); // perhaps
             if !options.broken().is(Sabotage::Custody) {
-                export.returning.awaits(session.id, options.lease);
+                export.recovery_window.awaits(session.id, options.lease);
             }
             if lost || session.slots.had_locks() {
                 session.awaits_claims();

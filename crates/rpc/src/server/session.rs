@@ -1,8 +1,8 @@
 //! What a server knows of one mount.
 
+mod abandoned;
 mod locks;
 mod release;
-mod unasked;
 mod under_way;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,15 +17,15 @@ use dray_core::{
 use dray_fabric::{Connection, PoolShare};
 use dray_rt::{ExecutorHandle, Instant};
 
-use crate::server::admission::Resident;
 use crate::server::as_server;
+use crate::server::connection_limits::SessionPlace;
 use crate::server::exactly_once::slots::ReplaySlots;
 use crate::server::export::Export;
 use crate::server::journal::{SessionRecord, SlotLog};
+use crate::server::log_throttle::LogThrottle;
 use crate::server::options::ServerOptions;
-use crate::server::recovery::stable::Failures;
+use crate::server::recovery::group_sync::Failures;
 use crate::server::refusals::no_room_for_a_file;
-use crate::server::seldom::Seldom;
 use crate::server::status::jobs::Questions;
 use crate::server::watchers::Untold;
 use crate::wire::{FEATURE_CHANGES, FEATURE_JOBS, FEATURE_STAMPS, FEATURE_TICKETS, Proof, Ticket};
@@ -54,7 +54,7 @@ struct Opened {
 }
 
 /// A mount: its open files, its replay slots, its connections.
-pub(crate) struct Session {
+pub(crate) struct ServerSession {
     pub(crate) id: u64,
     pub(crate) secret: [u8; 16],
     pub(crate) node: NodeId,
@@ -72,13 +72,13 @@ pub(crate) struct Session {
     /// Features of the protocol that its client knows.
     features: AtomicU64,
     /// As it is counted among those of its address; unknown until it has come back.
-    resident: Mutex<Option<Resident>>,
+    session_place: Mutex<Option<SessionPlace>>,
     /// Where its client comes from, as long as it is known.
     address: AtomicU64,
-    /// The stamp of its last change; [`Session::CHANGED_BEFORE`]: one by an earlier process.
+    /// The stamp of its last change; [`ServerSession::CHANGED_BEFORE`]: one by an earlier process.
     changed_at: AtomicU64,
-    pub(crate) failed_closes: Seldom,
-    pub(crate) forged_seals: Seldom,
+    pub(crate) failed_closes: LogThrottle,
+    pub(crate) forged_seals: LogThrottle,
     /// The stamp up to which it was told last that everything is on media.
     told_stable: AtomicU64,
     /// Syncs of everything that failed, of which it was told, the last one in answer to this request.
@@ -117,20 +117,20 @@ struct State {
     waiting: Vec<Waker>,
 }
 
-impl Session {
+impl ServerSession {
     pub(crate) fn new(
         record: SessionRecord,
         export: Arc<Export>,
         options: &ServerOptions,
         log: Arc<dyn SlotLog>,
-    ) -> Session {
-        Session {
+    ) -> ServerSession {
+        ServerSession {
             id: record.id,
             secret: record.secret,
             node: NodeId(record.node),
             host: record.host,
             buffers: export.pool.share(),
-            told_failures: Mutex::new((export.stable.failures(), 0)),
+            told_failures: Mutex::new((export.group_sync.failures(), 0)),
             export,
             slots: ReplaySlots::new(log, options.broken()),
             calls: AtomicU64::new(0),
@@ -139,11 +139,11 @@ impl Session {
             ended: AtomicBool::new(false),
             carried: AtomicU64::new(0),
             features: AtomicU64::new(0),
-            resident: Mutex::default(),
+            session_place: Mutex::default(),
             address: AtomicU64::new(0),
             changed_at: AtomicU64::new(0),
-            failed_closes: Seldom::default(),
-            forged_seals: Seldom::default(),
+            failed_closes: LogThrottle::default(),
+            forged_seals: LogThrottle::default(),
             told_stable: AtomicU64::new(0),
             questions: Questions::default(),
             untold: Untold::default(),
@@ -188,7 +188,7 @@ impl Session {
     /// rests is not woken for what others have synced. One that has not heard of a sync that
     /// failed asks for one itself.
     pub(crate) fn waits_for_stable(&self) -> bool {
-        let heard = self.told_failures().0 == self.export.stable.failures();
+        let heard = self.told_failures().0 == self.export.group_sync.failures();
         self.stamps() && heard && self.changed_at() > self.told_stable.load(Ordering::Relaxed)
     }
 
@@ -204,7 +204,7 @@ impl Session {
         let (failures, asked) = *told;
         let again = request != 0 && asked == request;
         let since = if again { Failures::default() } else { failures };
-        let (failures, error) = self.export.stable.failed_since(since)?;
+        let (failures, error) = self.export.group_sync.failed_since(since)?;
         *told = (failures, request);
         Some(error)
     }
@@ -214,17 +214,17 @@ impl Session {
         self.told_stable.fetch_max(stamp, Ordering::Relaxed);
     }
 
-    fn resident(&self) -> MutexGuard<'_, Option<Resident>> {
-        self.resident.lock().unwrap_or_else(PoisonError::into_inner)
+    fn session_place(&self) -> MutexGuard<'_, Option<SessionPlace>> {
+        self.session_place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn has_resident(&self) -> bool {
-        self.resident().is_some()
+        self.session_place().is_some()
     }
 
-    pub(crate) fn set_resident(&self, resident: Resident) {
-        self.address.store(resident.address().0, Ordering::Relaxed);
-        *self.resident() = Some(resident);
+    pub(crate) fn set_resident(&self, session_place: SessionPlace) {
+        self.address.store(session_place.address().0, Ordering::Relaxed);
+        *self.session_place() = Some(session_place);
     }
 
     pub(crate) fn address(&self) -> ClientAddress {
@@ -430,7 +430,7 @@ impl Session {
             let mut state = self.state();
             (std::mem::take(&mut state.waits), std::mem::take(&mut state.connections))
         };
-        drop(self.resident().take());
+        drop(self.session_place().take());
         waits.values().for_each(|cancel| cancel.set());
         connections.values().for_each(|connection| connection.close());
     }
@@ -447,7 +447,7 @@ impl Session {
         (record, self.slots.log())
     }
 
-    /// Gives everything back after [`Session::cut_off`]: files are closed and with them
+    /// Gives everything back after [`ServerSession::cut_off`]: files are closed and with them
     /// their locks. Waits for changes that the file system below has been given.
     pub(crate) async fn end(&self) {
         self.carried_out().await;
@@ -492,7 +492,7 @@ mod tests {
                 host: "host".into(),
             };
             let log = MemoryJournal::default().create(&record, 1).unwrap();
-            let session = Session::new(record, export, &ServerOptions::default(), log);
+            let session = ServerSession::new(record, export, &ServerOptions::default(), log);
             let network = Network::new();
             let _incoming = network.listen("s");
             for number in [7, 8] {
@@ -530,7 +530,7 @@ mod tests {
                 host: "host".into(),
             };
             let log = MemoryJournal::default().create(&record, 1).unwrap();
-            let session = Session::new(record, export, &ServerOptions::default(), log);
+            let session = ServerSession::new(record, export, &ServerOptions::default(), log);
             let (cx, name) = (Context::system(), Name::new(b"f").unwrap());
             let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o600, exclusive: true };
             let (entry, file) = fs.create(&cx, fs.info().root, name, how).await.unwrap();
@@ -574,12 +574,12 @@ mod tests {
                     host: "host".into(),
                 };
                 let log = MemoryJournal::default().create(&record, 1).unwrap();
-                Session::new(record, export.clone(), &ServerOptions::default(), log)
+                ServerSession::new(record, export.clone(), &ServerOptions::default(), log)
             };
             let (one, other) = (session(1), session(2));
             let cx = Context::system();
             let sync =
-                async || export.stable.sync_all(&cx, &*export.fs, &export.ranges).await.is_ok();
+                async || export.group_sync.sync_all(&cx, &*export.fs, &export.ranges).await.is_ok();
             assert!(!sync().await && one.sync_failure(5).is_some());
             assert!(sync().await && one.sync_failure(5).is_some(), "asked again");
             assert!(one.sync_failure(6).is_none() && one.sync_failure(7).is_none());

@@ -14,7 +14,7 @@ use crate::server::export::Export;
 use crate::server::journal::{Journal, SessionRecord};
 use crate::server::sabotage::Sabotage;
 use crate::server::service::{Inner, lock};
-use crate::server::session::Session;
+use crate::server::session::ServerSession;
 use crate::wire::{Hello, NotifyHead, Refused, Ticket, Wire};
 
 /// A session that has ended, and is still in the journal.
@@ -41,7 +41,7 @@ impl Inner {
         id: u64,
         export: &Arc<Export>,
         right: impl FnOnce(&[u8; 16]) -> bool,
-    ) -> Result<Option<Arc<Session>>, Refused> {
+    ) -> Result<Option<Arc<ServerSession>>, Refused> {
         let forgets = self.options.broken().is(Sabotage::Evictions);
         if self.life.is_evicted(id) && !forgets {
             return Err(refused(
@@ -50,16 +50,17 @@ impl Inner {
             ));
         }
         let known = lock(&self.sessions).get(&id).cloned();
-        let its_own =
-            |session: &Arc<Session>| Arc::ptr_eq(&session.export, export) && right(&session.secret);
+        let its_own = |session: &Arc<ServerSession>| {
+            Arc::ptr_eq(&session.export, export) && right(&session.secret)
+        };
         Ok(known.filter(its_own))
     }
 
     /// A session of an earlier life has come back from `peer`: it counts among those of that
     /// address, however many there are.
-    pub(crate) fn resides(&self, session: &Session, peer: Peer) {
+    pub(crate) fn count_session(&self, session: &ServerSession, peer: Peer) {
         if !session.has_resident() {
-            session.set_resident(self.door.resides(peer));
+            session.set_resident(self.limits.count_session(peer));
         }
     }
 
@@ -70,14 +71,14 @@ impl Inner {
         node: NodeId,
         (host, peer): (&str, Peer),
         export: Arc<Export>,
-    ) -> Result<Arc<Session>, Refused> {
+    ) -> Result<Arc<ServerSession>, Refused> {
         let known = lock(&self.sessions).len();
         if known >= self.options.sessions_max {
             return Err(self.full());
         }
         let most = self.options.sessions_of_one_max;
-        let resident = self.door.settle(peer, (most, known));
-        let resident = resident.map_err(|count| too_many_of_one(peer, (count, most)))?;
+        let session_place = self.limits.settle(peer, (most, known));
+        let session_place = session_place.map_err(|count| too_many_of_one(peer, (count, most)))?;
         let mut secret = [0; 16];
         random_bytes(&mut secret);
         let id = random_u64() | 1; // 0 is none
@@ -97,8 +98,8 @@ impl Inner {
             );
             refused(Errno::ENOSPC, what)
         })?;
-        let session = Arc::new(Session::new(record, export, &self.options, log));
-        session.set_resident(resident);
+        let session = Arc::new(ServerSession::new(record, export, &self.options, log));
+        session.set_resident(session_place);
         if self.enter(&session) {
             return Ok(session);
         }
@@ -108,7 +109,7 @@ impl Inner {
     }
 
     /// Whether there is a place for it.
-    fn enter(&self, session: &Arc<Session>) -> bool {
+    fn enter(&self, session: &Arc<ServerSession>) -> bool {
         let mut sessions = lock(&self.sessions);
         let free = sessions.len() < self.options.sessions_max;
         if free {
@@ -134,7 +135,7 @@ impl Inner {
 
     /// Ends a session, on the executor that serves it. The answer comes when everything
     /// has been given back; it need not be waited for.
-    pub(crate) fn end(self: &Arc<Inner>, session: Arc<Session>) -> oneshot::Receiver<()> {
+    pub(crate) fn end(self: &Arc<Inner>, session: Arc<ServerSession>) -> oneshot::Receiver<()> {
         lock(&self.sessions).remove(&session.id);
         session.cut_off();
         let (done, ended) = oneshot::channel();
@@ -143,7 +144,7 @@ impl Inner {
         home.unwrap_or_else(ExecutorHandle::current).spawn(async move {
             session.end().await;
             session.export.grace.reclaimed(session.id);
-            session.export.returning.returned(session.id);
+            session.export.recovery_window.returned(session.id);
             session.export.recovery.done(session.id);
             let _ = done.send(()); // nobody has to wait for it
             inner.sync_last(&session).await;
@@ -164,16 +165,16 @@ impl Inner {
     /// Has what a client changed last brought to media, once it is gone: it keeps nothing any
     /// more. Until then its session stays in the journal: should the machine lose power
     /// meanwhile, it counts as one that has not come back, and that is told.
-    async fn sync_last(&self, session: &Session) {
+    async fn sync_last(&self, session: &ServerSession) {
         let export = &session.export;
         let skipped = self.options.broken().is(Sabotage::LastSync);
-        if session.changed_at() <= export.stable.floor() || skipped {
+        if session.changed_at() <= export.group_sync.durable_stamp() || skipped {
             return;
         }
         let cx = as_server::of_nobody();
         // What clients have not sent again yet is not on media, whatever its stamp.
         let _ = export.recovery.wait(&cx).await; // nobody cancels it
-        let synced = export.stable.sync_all(&cx, &*export.fs, &export.ranges);
+        let synced = export.group_sync.sync_all(&cx, &*export.fs, &export.ranges);
         match synced.await {
             Ok(stamp) => {
                 let ticket = export.tickets.on_media(None, stamp);
@@ -191,7 +192,7 @@ impl Inner {
     /// changed something since they were told last. Who has not keeps nothing that it could
     /// forget, and sleeps on.
     pub(crate) fn tell_stable(&self, export: &Arc<Export>, stamp: u64, ticket: Ticket) {
-        if !export.stable.is_news(stamp) {
+        if !export.group_sync.is_news(stamp) {
             return;
         }
         let mut message = Vec::new();
@@ -213,9 +214,9 @@ impl Inner {
     }
 
     /// Those whose clients have been away for longer than a lease.
-    pub(super) fn expired(&self) -> Vec<Arc<Session>> {
+    pub(super) fn expired(&self) -> Vec<Arc<ServerSession>> {
         let sessions = lock(&self.sessions);
-        let late = |session: &&Arc<Session>| {
+        let late = |session: &&Arc<ServerSession>| {
             session.alone_since().is_some_and(|since| since.elapsed() >= self.options.lease)
         };
         sessions.values().filter(late).cloned().collect()

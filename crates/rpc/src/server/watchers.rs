@@ -15,7 +15,7 @@ use dray_core::FileId;
 use dray_rt::sleep;
 
 use crate::server::service::{Inner, lock};
-use crate::server::session::Session;
+use crate::server::session::ServerSession;
 use crate::wire::{CHANGED_MAX, NotifyHead, put_changed};
 
 /// How long changes are gathered before they are told.
@@ -95,7 +95,7 @@ impl Untold {
 
 impl Inner {
     /// Has the others who have `file` open told that `changer` has changed it.
-    pub(crate) fn tell_change(&self, changer: &Session, file: FileId) {
+    pub(crate) fn tell_change(&self, changer: &ServerSession, file: FileId) {
         let others = changer.export.watchers.others(file, changer.id);
         if others.is_empty() || self.options.broken().leaves_untold() {
             return;
@@ -113,7 +113,7 @@ impl Inner {
 }
 
 /// While its client does not read, what is untold is gathered further.
-async fn tell_soon(session: Arc<Session>) {
+async fn tell_soon(session: Arc<ServerSession>) {
     sleep(GATHER_TIME).await;
     while !is_told(&session) {
         sleep(UNREAD_TIME).await;
@@ -122,7 +122,7 @@ async fn tell_soon(session: Arc<Session>) {
 
 /// Tells a client that is there what is untold; false if so much waits for it already that it has
 /// to be tried again.
-fn is_told(session: &Session) -> bool {
+fn is_told(session: &ServerSession) -> bool {
     let mut untold = session.untold.files();
     if let Some(connection) = session.connections().into_iter().next() {
         let files: Vec<FileId> = untold.iter().copied().collect();

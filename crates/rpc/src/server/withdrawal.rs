@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use crate::server::export::Export;
 use crate::server::options::Loss;
 use crate::server::service::{Inner, Server, lock};
-use crate::server::session::Session;
+use crate::server::session::ServerSession;
 
 /// What serves an export has gone while the export was being opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ impl Server {
         let loss = if export.recovery.running() { loss } else { Loss::Nothing };
         // Whoever waits there would be waited for.
         export.recovery.abandon();
-        export.returning.abandon();
+        export.recovery_window.abandon();
         Some(Withdrawn { export: Arc::downgrade(&export), loss })
     }
 }
@@ -56,8 +56,9 @@ impl Inner {
     /// are taken over when the export is opened again.
     pub(super) fn suspend_sessions(&self, export: &Arc<Export>) {
         let mut sessions = lock(&self.sessions);
-        let is_theirs = |session: &&Arc<Session>| Arc::ptr_eq(&session.export, export);
-        let theirs: Vec<Arc<Session>> = sessions.values().filter(is_theirs).cloned().collect();
+        let is_theirs = |session: &&Arc<ServerSession>| Arc::ptr_eq(&session.export, export);
+        let theirs: Vec<Arc<ServerSession>> =
+            sessions.values().filter(is_theirs).cloned().collect();
         theirs.iter().for_each(|session| _ = sessions.remove(&session.id));
         drop(sessions);
         theirs.iter().for_each(|session| session.suspend());

@@ -32,7 +32,7 @@ pub use rows::{
     CallRow, Changes, Extent, FileRef, Intent, OpRow, Opening, Operand, SessionChange, SlotUse,
     Trace,
 };
-pub use stamp::{Change, Floor, Stamp, get_floors, put_floor};
+pub use stamp::{Change, FileDurableStamp, Stamp, get_durable_stamps, put_durable_stamp};
 pub use ticket::Ticket;
 
 /// Oldest protocol version that is understood.

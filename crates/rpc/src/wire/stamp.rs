@@ -77,7 +77,7 @@ impl<'a> Wire<'a> for Change {
 
 wire_struct! {
     /// A file, the stamp up to which it is on media, and the ticket that says so.
-    Floor {
+    FileDurableStamp {
         /// The file.
         file: FileId,
         /// Every change of its data up to this one is on media.
@@ -87,19 +87,19 @@ wire_struct! {
     }
 }
 
-/// Appends a floor.
-pub fn put_floor(floor: &Floor, out: &mut Vec<u8>) {
-    floor.put(out);
+/// Appends a durable_stamp.
+pub fn put_durable_stamp(durable_stamp: &FileDurableStamp, out: &mut Vec<u8>) {
+    durable_stamp.put(out);
 }
 
-/// What [`put_floor`] appended.
-pub fn get_floors(bytes: &[u8]) -> Result<Vec<Floor>, Malformed> {
+/// What [`put_durable_stamp`] appended.
+pub fn get_durable_stamps(bytes: &[u8]) -> Result<Vec<FileDurableStamp>, Malformed> {
     let mut input = Input(bytes);
-    let mut floors = Vec::new();
+    let mut durable_stamps = Vec::new();
     while !input.0.is_empty() {
-        floors.push(input.get()?);
+        durable_stamps.push(input.get()?);
     }
-    Ok(floors)
+    Ok(durable_stamps)
 }
 
 #[cfg(test)]
@@ -120,14 +120,16 @@ mod tests {
             assert_eq!(Input::whole::<Change>(&bytes), Ok(change));
             assert!(Input::whole::<Change>(&bytes[..bytes.len() - 1]).is_err());
         }
-        let floors = [1, 2].map(|ino| Floor {
+        let durable_stamps = [1, 2].map(|ino| FileDurableStamp {
             file: FileId { ino, generation: 7 },
             stamp: ino * 100,
             ticket: Ticket([ino as u8; 16]),
         });
         let mut bytes = Vec::new();
-        floors.iter().for_each(|floor| put_floor(floor, &mut bytes));
-        assert_eq!(get_floors(&bytes).unwrap(), floors);
-        assert!(get_floors(&bytes[1..]).is_err());
+        durable_stamps
+            .iter()
+            .for_each(|durable_stamp| put_durable_stamp(durable_stamp, &mut bytes));
+        assert_eq!(get_durable_stamps(&bytes).unwrap(), durable_stamps);
+        assert!(get_durable_stamps(&bytes[1..]).is_err());
     }
 }

@@ -13,7 +13,7 @@ use dray_core::{
     SessionControl,
 };
 use dray_fabric::sim::{Network, Weather};
-use dray_rpc::client::{RemoteFs, Session, SessionMemory};
+use dray_rpc::client::{ClientSession, RemoteFs, SessionMemory};
 use dray_rpc::server::{Loss, MemoryJournal, ServerOptions};
 use dray_rt::{Scope, sleep};
 
@@ -207,7 +207,8 @@ fn a_successor_goes_on_with_what_was_used_and_closes_the_rest() {
         process.spawn_on(&dray_rt::ExecutorHandle::current(), {
             let network = network.clone();
             async move {
-                let first = Session::connect(network.connector("s"), client_options(), memory);
+                let first =
+                    ClientSession::connect(network.connector("s"), client_options(), memory);
                 let fs = RemoteFs::new(first.await.unwrap());
                 let id = make(&fs, FILE).await;
                 let cx = |request| {
@@ -232,7 +233,7 @@ fn a_successor_goes_on_with_what_was_used_and_closes_the_rest() {
         network.break_all("s");
         assert_eq!(open_files(&server), 3);
         let memory = SessionMemory::from_fd(fd).unwrap();
-        let next = Session::connect(network.connector("s"), client_options(), memory).await;
+        let next = ClientSession::connect(network.connector("s"), client_options(), memory).await;
         let next = RemoteFs::new(next.unwrap());
         let files = [102, 202].map(|request| next.attach(id, READ, RequestId(request)).unwrap());
         next.attached();

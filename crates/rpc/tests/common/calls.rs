@@ -114,14 +114,14 @@ fn allocate(at: u64, chance: &mut Chance) -> Allocate {
     }
 }
 
-fn recover<'a>(floors: &'a [u8], chance: &mut Chance) -> Call<'a> {
-    let (instance, newest, floor) = (chance.edge(), chance.edge(), chance.edge());
-    Call::Recover { instance, newest, floor, floors, step: chance.below(4) as u8 }
+fn recover<'a>(durable_stamps: &'a [u8], chance: &mut Chance) -> Call<'a> {
+    let (instance, newest, durable_stamp) = (chance.edge(), chance.edge(), chance.edge());
+    Call::Recover { instance, newest, durable_stamp, durable_stamps, step: chance.below(4) as u8 }
 }
 
-fn declare<'a>(floors: &'a [u8], chance: &mut Chance) -> Call<'a> {
-    let (instance, floor, ticket) = (chance.edge(), chance.edge(), ticket(chance));
-    Call::Declare { instance, floor, ticket, floors, last: odd(chance) }
+fn declare<'a>(durable_stamps: &'a [u8], chance: &mut Chance) -> Call<'a> {
+    let (instance, durable_stamp, ticket) = (chance.edge(), chance.edge(), ticket(chance));
+    Call::Declare { instance, durable_stamp, ticket, durable_stamps, last: odd(chance) }
 }
 
 fn change(at: u64, chance: &mut Chance) -> Change {

@@ -12,7 +12,7 @@ use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_fabric::sim::Network;
 use dray_fabric::{Address, Connect, Listening, listen_first, local};
 use dray_rpc::auth::Key;
-use dray_rpc::client::{ClientOptions, ConnectError, RemoteFs, Session, SessionMemory};
+use dray_rpc::client::{ClientOptions, ClientSession, ConnectError, RemoteFs, SessionMemory};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rt::{DriverKind, Executor, Scope};
 
@@ -85,7 +85,7 @@ pub async fn connect(
     connector: Arc<dyn Connect>,
     options: ClientOptions,
 ) -> Result<RemoteFs, ConnectError> {
-    Session::connect(connector, options, SessionMemory::heap()).await.map(RemoteFs::new)
+    ClientSession::connect(connector, options, SessionMemory::heap()).await.map(RemoteFs::new)
 }
 
 /// Serves on `address` by sockets; answers where.

@@ -3,7 +3,7 @@
 use std::fs;
 
 use dray_core::Op;
-use dray_rpc::server::{FileJournal, Journal, Keepsake, SessionRecord, SlotRecord};
+use dray_rpc::server::{FileJournal, Journal, PersistentRecord, SessionRecord, SlotRecord};
 
 use crate::written::Written;
 
@@ -67,9 +67,9 @@ fn small_files_are_what_they_were() {
     let dir = tempfile::tempdir().unwrap();
     let journal = FileJournal::open(&dir.path().join("sessions")).unwrap();
     let all = [
-        ("tickets", Keepsake::TicketKey),
-        ("evicted", Keepsake::Evicted),
-        ("stamps", Keepsake::StampsBound),
+        ("tickets", PersistentRecord::TicketKey),
+        ("evicted", PersistentRecord::Evicted),
+        ("stamps", PersistentRecord::StampsBound),
     ];
     for (name, what) in all {
         journal.keep(what, b"content").unwrap();

@@ -11,9 +11,10 @@ use dray_core::{
 };
 use dray_rpc::auth::{Key, Role, Transcript};
 use dray_rpc::wire::{
-    Auth, Call, CallHead, Challenge, Change, Floor, Hello, Input, NotifyHead, Proof, Refused,
-    ReplyHead, Stamp, Ticket, VERSION_MAX, VERSION_MIN, Welcome, Wire, get_callers, get_changed,
-    get_floors, get_jobs, put_callers, put_changed, put_floor, put_jobs,
+    Auth, Call, CallHead, Challenge, Change, FileDurableStamp, Hello, Input, NotifyHead, Proof,
+    Refused, ReplyHead, Stamp, Ticket, VERSION_MAX, VERSION_MIN, Welcome, Wire, get_callers,
+    get_changed, get_durable_stamps, get_jobs, put_callers, put_changed, put_durable_stamp,
+    put_jobs,
 };
 
 use crate::common::raw::{frame, identity_of};
@@ -138,10 +139,22 @@ fn calls() -> Vec<Call<'static>> {
         Call::Close { handle },
         Call::Put { dir, name, mode: 0o644 },
         Call::SyncAll {},
-        Call::Recover { instance: 1, newest: 2, floor: 3, floors: &[1, 2, 3], step: 2 },
+        Call::Recover {
+            instance: 1,
+            newest: 2,
+            durable_stamp: 3,
+            durable_stamps: &[1, 2, 3],
+            step: 2,
+        },
         Call::Redo { handle, stamp: 5, change: Change::Attr(set_attr()) },
         Call::Reopen { id, how: open, handle, ticket: ticket() },
-        Call::Declare { instance: 1, floor: 3, ticket: ticket(), floors: &[], last: true },
+        Call::Declare {
+            instance: 1,
+            durable_stamp: 3,
+            ticket: ticket(),
+            durable_stamps: &[],
+            last: true,
+        },
         Call::LookupOpen { dir, name, how: open, handle },
         Call::GetXflags { handle },
         Call::SetXflags { handle, set: xflags() },
@@ -309,11 +322,11 @@ fn results(written: &mut Written) {
     for (index, change) in changes.into_iter().enumerate() {
         written.value(&format!("change.{index}"), change);
     }
-    let floor = Floor { file: FILE, stamp: 100, ticket: ticket() };
-    let mut floors = Vec::new();
-    (0..2).for_each(|_| put_floor(&floor, &mut floors));
-    let then = written.same("floors", &floors);
-    assert_eq!(get_floors(&then), Ok(vec![floor.clone(), floor]));
+    let durable_stamp = FileDurableStamp { file: FILE, stamp: 100, ticket: ticket() };
+    let mut durable_stamps = Vec::new();
+    (0..2).for_each(|_| put_durable_stamp(&durable_stamp, &mut durable_stamps));
+    let then = written.same("durable_stamps", &durable_stamps);
+    assert_eq!(get_durable_stamps(&then), Ok(vec![durable_stamp.clone(), durable_stamp]));
 }
 
 fn notices(written: &mut Written) {

@@ -88,7 +88,7 @@ pub(crate) struct Registry {
 
 pub(crate) enum RegistryKind {
     Epoll(Arc<OwnedFd>),
-    Uring(Mutex<uring::Inbox>),
+    Uring(Mutex<uring::RingInbox>),
     None,
 }
 
@@ -182,7 +182,7 @@ impl Registry {
         if slot.generation != (id >> 32) as u32 { None } else { slot.state.clone() }
     }
 
-    pub(crate) fn inbox(&self) -> Option<MutexGuard<'_, uring::Inbox>> {
+    pub(crate) fn inbox(&self) -> Option<MutexGuard<'_, uring::RingInbox>> {
         match &self.kind {
             RegistryKind::Uring(inbox) => Some(uring::lock(inbox)),
             _ => None,

@@ -67,24 +67,24 @@ impl Ring {
         self.shared.kick_if_parked();
     }
 
-    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+    fn inbox(&self) -> MutexGuard<'_, RingInbox> {
         self.shared.registry.inbox().expect("checked when the Ring was made")
     }
 }
 
 /// What other code wants put on the ring, until the executor's thread does it.
 #[derive(Default)]
-pub(crate) struct Inbox {
+pub(crate) struct RingInbox {
     commands: Vec<Entry128>,
     attached: Vec<Arc<dyn Completion>>,
     attached_ever: u64,
 }
 
-pub(crate) fn lock(inbox: &Mutex<Inbox>) -> MutexGuard<'_, Inbox> {
+pub(crate) fn lock(inbox: &Mutex<RingInbox>) -> MutexGuard<'_, RingInbox> {
     inbox.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Inbox {
+impl RingInbox {
     pub(crate) fn watch(&mut self, id: u64, fd: RawFd) {
         let bits = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP;
         let poll = opcode::PollAdd::new(types::Fd(fd), bits as u32).multi(true).build();

@@ -9,7 +9,7 @@ use dray_core::{
     RequestId,
 };
 use dray_fabric::sim::Network;
-use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
+use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, SessionMemory};
 use dray_rt::sync::oneshot;
 use dray_rt::{ExecutorHandle, Scope};
 
@@ -78,7 +78,8 @@ impl SimClient {
         };
         loop {
             let connector = network.connector_from(name, SERVER);
-            let session = Session::connect(connector, options.clone(), SessionMemory::heap()).await;
+            let session =
+                ClientSession::connect(connector, options.clone(), SessionMemory::heap()).await;
             if let Ok(session) = session {
                 session.attach_another();
                 let fs = RemoteFs::new(session);

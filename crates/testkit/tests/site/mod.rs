@@ -13,7 +13,7 @@ use dray_core::{Admit, Context, FileSystem, FsUuid, ObservedCall};
 use dray_fabric::sim::{Network, Weather};
 use dray_fabric::{Address, Connect, Sockets, listen_first, local};
 use dray_layers::{Observed, Observer, Outcome};
-use dray_rpc::client::{ClientOptions, RemoteFs, Session, SessionMemory};
+use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, SessionMemory};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 
 #[allow(unused_imports)] // as above
@@ -84,7 +84,7 @@ async fn clients_of(
             caches: false,
             counts_on_one_user: false,
         };
-        let session = Session::connect(connector, options, SessionMemory::heap()).await;
+        let session = ClientSession::connect(connector, options, SessionMemory::heap()).await;
         let remote: Stack = Arc::new(RemoteFs::new(session.expect("a session in fair weather")));
         clients.push(layered(remote, idle));
     }

@@ -245,9 +245,9 @@ impl Link {
         self.memory.session().and_then(|_| self.memory.export())
     }
 
-    /// Gives up what processes before us had open for other clients: see [`Session::release_inherited`].
+    /// Gives up what processes before us had open for other clients: see [`ClientSession::release_inherited`].
     ///
-    /// [`Session::release_inherited`]: crate::client::session::Session::release_inherited
+    /// [`ClientSession::release_inherited`]: crate::client::session::ClientSession::release_inherited
     pub(crate) fn release_inherited(&self, channel: &Channel) {
         let range = OWN_NUMBER..self.first_handle;
         for handle in self.files.forget_within(&range) {

@@ -10,7 +10,7 @@ use super::Link;
 use super::connecting::BACKOFF_LAST;
 use crate::client::channel::{Channel, OutgoingCall, value_of};
 use crate::client::open_ahead::{LOOK_TIME, Surplus};
-use crate::client::session::Session;
+use crate::client::session::ClientSession;
 use crate::wire::{Call, Input};
 
 impl Link {
@@ -67,13 +67,13 @@ impl Link {
     }
 
     /// Closes a file that a lookup opened and no caller wants.
-    pub(crate) fn close_surplus(self: &Arc<Link>, session: &Arc<Session>, surplus: Surplus) {
+    pub(crate) fn close_surplus(self: &Arc<Link>, session: &Arc<ClientSession>, surplus: Surplus) {
         self.close_later(session, surplus.handle);
         self.ahead.forget(surplus);
     }
 
     /// Closes such files when they can no longer be used, as long as there are any.
-    pub(crate) fn watch_ahead(&self, session: &Arc<Session>) {
+    pub(crate) fn watch_ahead(&self, session: &Arc<ClientSession>) {
         let session = Arc::downgrade(session);
         self.home.spawn(async move {
             loop {
@@ -86,7 +86,7 @@ impl Link {
     }
 
     /// Closes a file that has no user any more, as soon as the server can be asked.
-    pub(crate) fn close_later(&self, session: &Arc<Session>, handle: u64) {
+    pub(crate) fn close_later(&self, session: &Arc<ClientSession>, handle: u64) {
         let Ok(channel) = session.channel() else { return };
         if !self.held.concerns(handle) && self.files.forget(handle) {
             if !channel.close(handle) {

@@ -8,18 +8,18 @@ use std::task::Poll;
 use dray_core::{Buf, Context, FileId, Op};
 
 use super::Shared;
-use crate::server::ahead::Changing;
 use crate::server::call_admission;
 use crate::server::exactly_once::plan::{self, ChangeState, Plan};
 use crate::server::exactly_once::settle::Amend;
 use crate::server::exactly_once::slots::{Again, Route, Verdict};
 use crate::server::exactly_once::{bytes, needs};
 use crate::server::execute::{self, Files, ShownOperand};
+use crate::server::open_ahead::Changing;
 use crate::server::ranges::{RangeGrant, Span};
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
-use crate::server::session::{Session, Slotted, Unslotted};
+use crate::server::session::{ServerSession, Slotted, Unslotted};
 use crate::server::status::Running;
 use crate::wire::{
     Call, CallHead, CallRow, Changes, FileRef, Input, NO_SLOT, OpRow, SessionChange, Stamp,
@@ -28,7 +28,7 @@ use crate::wire::{
 /// A call from its arrival to its answer.
 pub(super) struct CallInHand {
     pub(super) server: Arc<Inner>,
-    pub(super) session: Arc<Session>,
+    pub(super) session: Arc<ServerSession>,
     pub(super) shared: Arc<Shared>,
     pub(super) route: Route,
     pub(super) connection: u64,
@@ -431,7 +431,7 @@ mod tests {
     use dray_fabric::sim::Network;
 
     use super::*;
-    use crate::client::{ClientOptions, RemoteFs, Session as Mount, SessionMemory};
+    use crate::client::{ClientOptions, ClientSession as Mount, RemoteFs, SessionMemory};
     use crate::server::journal::watched::{Watch, WatchedJournal};
     use crate::server::ranges::RangeTable;
     use crate::server::{Export, Server, ServerOptions};

@@ -10,13 +10,13 @@ use dray_rt::random_bytes;
 
 use super::{Beginning, ServerSink, Shared, Stage};
 use crate::auth::{Key, Role, Transcript};
-use crate::server::admission::{Fault, Guest};
+use crate::server::connection_limits::{HandshakeFault, HandshakePlace};
 use crate::server::export::Export;
 use crate::server::exports::not_open;
 use crate::server::identities::Whom;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
-use crate::server::session::Session;
+use crate::server::session::ServerSession;
 use crate::server::sessions::refused;
 use crate::wire::{
     Auth, Challenge, FEATURES, HandshakeError, Hello, Malformed, ONE_USER, Proof, RECOVERING,
@@ -176,7 +176,7 @@ impl ServerSink {
             connection: self.connection.clone(),
             number: self.number,
             shared: self.shared.clone(),
-            guest: self.guest.take(),
+            handshake_place: self.handshake_place.take(),
         };
         let Some(session) = known else {
             let who = (hello.node, hello.host.clone(), features);
@@ -185,7 +185,7 @@ impl ServerSink {
             dray_rt::spawn(entrance.begin(who, export, beginning));
             return Ok(());
         };
-        self.server.resides(&session, self.connection.peer());
+        self.server.count_session(&session, self.connection.peer());
         if !self.server.options.broken().is(Sabotage::Fence) {
             session.replace(proof.replaces);
         }
@@ -214,7 +214,7 @@ struct Entrance {
     number: u64,
     shared: Arc<Shared>,
     /// It counts as one in its handshake until then.
-    guest: Option<Guest>,
+    handshake_place: Option<HandshakePlace>,
 }
 
 impl Entrance {
@@ -229,7 +229,7 @@ impl Entrance {
         let session = match self.server.new_session(node, (&host, peer), export).await {
             Ok(session) => session,
             Err(refused) => {
-                if self.server.door.complains(peer, Fault::Challenged(refused.errno)) {
+                if self.server.limits.complains(peer, HandshakeFault::Challenged(refused.errno)) {
                     let why = &refused.message;
                     log::warn!("connection from {peer} ended in its handshake: {why}");
                 }
@@ -250,7 +250,7 @@ impl Entrance {
         self.welcome(&session, false);
     }
 
-    fn welcome(self, session: &Arc<Session>, resumed: bool) {
+    fn welcome(self, session: &Arc<ServerSession>, resumed: bool) {
         session.connected(self.number, self.connection.clone());
         let options = &self.server.options;
         let welcome = Welcome {
@@ -267,6 +267,6 @@ impl Entrance {
         };
         let _ = self.connection.send(&welcome.message(), None); // a broken one ends by itself
         self.shared.lock().serving = true;
-        drop(self.guest);
+        drop(self.handshake_place);
     }
 }

@@ -16,11 +16,11 @@ use dray_core::{Buf, BufMut, Cancel};
 use dray_fabric::{Connection, Peer, Sink};
 use dray_rt::sleep;
 
-use crate::server::admission::{Crowd, Fault, Guest, Visit};
+use crate::server::connection_limits::{ConnectionPlace, HandshakeFault, HandshakePlace, Overload};
 use crate::server::counted::{CALL_BYTES, CALLS_FREE, HEAD_FREE_BYTES};
 use crate::server::identities::Identities;
 use crate::server::service::Inner;
-use crate::server::session::Session;
+use crate::server::session::ServerSession;
 use crate::wire::{Call, CallHead, Input, Malformed, OpRow, peek_unknown_op};
 
 use handshake::Challenged;
@@ -31,18 +31,20 @@ const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 
 /// A connection that was let in. As long as there is one it counts.
 pub struct Admission {
-    visit: Option<Visit>,
-    guest: Guest,
+    connection_place: Option<ConnectionPlace>,
+    handshake_place: HandshakePlace,
 }
 
 /// Lets a connection in, if there are not too many.
 pub(in crate::server) fn admit(server: &Inner, peer: Peer) -> Option<Admission> {
-    let crowd = match server.door.enter(peer) {
-        Ok((visit, guest)) => return Some(Admission { visit, guest }),
+    let crowd = match server.limits.enter(peer) {
+        Ok((connection_place, handshake_place)) => {
+            return Some(Admission { connection_place, handshake_place });
+        }
         Err(crowd) => crowd,
     };
-    if server.door.complains_of(crowd, peer) {
-        let others = if crowd == Crowd::Everybody { " and others are" } else { " is" };
+    if server.limits.complains_of(crowd, peer) {
+        let others = if crowd == Overload::Everybody { " and others are" } else { " is" };
         log::warn!("too many connections are in their handshake: {peer}{others} turned away");
     }
     None
@@ -55,7 +57,7 @@ pub(in crate::server) async fn serve(
     admission: Admission,
 ) {
     let peer = connection.peer();
-    let Admission { visit, guest } = admission;
+    let Admission { connection_place, handshake_place } = admission;
     let shared = Arc::new(Shared::default());
     let mut sink = ServerSink {
         number: server.new_connection(),
@@ -63,8 +65,8 @@ pub(in crate::server) async fn serve(
         server,
         connection: connection.clone(),
         stage: Stage::Hello,
-        has_place: visit.is_some(),
-        guest: Some(guest),
+        has_place: connection_place.is_some(),
+        handshake_place: Some(handshake_place),
         identities: Identities::default(),
         refused: None,
         shared: shared.clone(),
@@ -86,7 +88,7 @@ pub(in crate::server) async fn serve(
         Stage::Hello if error.kind() == io::ErrorKind::UnexpectedEof => {
             log::debug!("connection from {peer} ended before it said anything");
         }
-        stage if sink.server.door.complains(peer, sink.fault()) => {
+        stage if sink.server.limits.complains(peer, sink.fault()) => {
             // Who has another key sees it first, and goes without a word.
             let went = matches!(
                 error.kind(),
@@ -158,14 +160,14 @@ enum Stage {
     Challenged(Box<Challenged>),
     /// A new session is being noted, on media, which can take its time.
     Beginning(Arc<Beginning>),
-    Serving(Arc<Session>),
+    Serving(Arc<ServerSession>),
 }
 
 /// A new session of a connection.
 #[derive(Default)]
 struct Beginning {
     /// Once it has begun.
-    session: OnceLock<Arc<Session>>,
+    session: OnceLock<Arc<ServerSession>>,
     /// The connection has ended meanwhile.
     gone: AtomicBool,
 }
@@ -179,7 +181,7 @@ struct ServerSink {
     /// Else there are as many connections as there may be.
     has_place: bool,
     /// While it is in its handshake.
-    guest: Option<Guest>,
+    handshake_place: Option<HandshakePlace>,
     identities: Identities,
     /// The error number with which it was turned away.
     refused: Option<u16>,
@@ -249,7 +251,7 @@ impl Sink for ServerSink {
 
 impl ServerSink {
     /// Whose data come behind this head. Errors: none belong there.
-    fn session_for_data(&mut self, head: &[u8]) -> io::Result<&Arc<Session>> {
+    fn session_for_data(&mut self, head: &[u8]) -> io::Result<&Arc<ServerSession>> {
         self.look();
         let Stage::Serving(session) = &self.stage else {
             return Err(Malformed("data in a handshake").into());
@@ -275,12 +277,12 @@ impl ServerSink {
     }
 
     /// Why its handshake came to nothing.
-    fn fault(&self) -> Fault {
+    fn fault(&self) -> HandshakeFault {
         let errno = self.refused.unwrap_or(0);
         match self.stage {
-            Stage::Hello if self.refused.is_none() => Fault::Greeting,
-            Stage::Hello => Fault::Greeted(errno),
-            _ => Fault::Challenged(errno),
+            Stage::Hello if self.refused.is_none() => HandshakeFault::Greeting,
+            Stage::Hello => HandshakeFault::Greeted(errno),
+            _ => HandshakeFault::Challenged(errno),
         }
     }
 

@@ -12,7 +12,7 @@ use crate::server::exactly_once::slots::Route;
 use crate::server::identities::Known;
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
-use crate::server::session::Session;
+use crate::server::session::ServerSession;
 use crate::wire::{
     CallHead, Input, Kind, Malformed, NotifyHead, OpRow, get_jobs, peek_kind, peek_unknown_op,
 };
@@ -20,7 +20,7 @@ use crate::wire::{
 impl ServerSink {
     pub(super) fn message(
         &mut self,
-        session: &Arc<Session>,
+        session: &Arc<ServerSession>,
         head: &[u8],
         data: Option<Buf>,
     ) -> io::Result<()> {
@@ -50,7 +50,7 @@ impl ServerSink {
 
     fn notified(
         &mut self,
-        session: &Arc<Session>,
+        session: &Arc<ServerSession>,
         head: NotifyHead,
         mut input: Input<'_>,
     ) -> io::Result<()> {
@@ -76,7 +76,7 @@ impl ServerSink {
                 let (from, to) = input.get()?;
                 dray_rt::spawn(session.clone().release(self.number, from..to));
             }
-            NotifyHead::RETURNED => session.export.returning.returned(session.id),
+            NotifyHead::RETURNED => session.export.recovery_window.returned(session.id),
             NotifyHead::GOODBYE if self.server.options.broken().is(Sabotage::Goodbyes) => {}
             NotifyHead::GOODBYE => {
                 drop(self.server.end(session.clone())); // nobody waits for it
@@ -104,7 +104,7 @@ impl ServerSink {
 
     fn call(
         &mut self,
-        session: &Arc<Session>,
+        session: &Arc<ServerSession>,
         head: CallHead,
         body: &[u8],
         data: Option<Buf>,

@@ -7,13 +7,13 @@ use crate::server::exactly_once::settle::Amend;
 use crate::server::exactly_once::slots::Again;
 use crate::server::execute::{Files, span};
 use crate::server::ranges::{RangeGrant, Span};
-use crate::server::session::Session;
+use crate::server::session::ServerSession;
 use crate::wire::{CallRow, Changes, Extent, Intent};
 
 /// The bytes that a call writes; none if it writes none, or its plan has them already. An append
 /// writes all that is there, until it is known where it goes.
 pub(crate) async fn written(
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     (row, files): (&CallRow<'_>, &Files),
     data_bytes: usize,
@@ -57,7 +57,7 @@ fn amended(extent: Extent, data_bytes: usize, amend: Option<Amend>) -> Span {
 /// Waits until nobody else reads or writes these bytes. Answers the grant of a change that has
 /// none of the file so far.
 pub(crate) async fn take(
-    session: &Session,
+    session: &ServerSession,
     (file, span): (FileId, Span),
     plan: Option<&mut Plan>,
     again: Option<&mut Again>,

@@ -15,7 +15,7 @@ use crate::server::exactly_once::settle::{Amend, bars_the_change, is_regular};
 use crate::server::execute::{Files, span};
 use crate::server::journal::INTENT_MAX_BYTES;
 use crate::server::ranges::{RangeGrant, RangeTable, Span};
-use crate::server::session::Session;
+use crate::server::session::ServerSession;
 use crate::wire::{Intent, Wire};
 
 /// What a change needs of files, and the intent to note before it.
@@ -84,7 +84,7 @@ impl Drop for Plan {
 /// that may be repeated without harm. Errors: it cannot be told what is there, and so nobody could
 /// tell later whether the change was made: it must not be begun.
 pub(crate) async fn plan(
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     (intent, files): (Intent<'_>, &Files),
     data_bytes: usize,
@@ -115,7 +115,11 @@ pub(crate) async fn plan(
 }
 
 /// The file that a creation cuts, which a server before us had begun to make.
-pub(crate) async fn cut_by(session: &Session, cx: &Context, intent: Intent<'_>) -> Option<FileId> {
+pub(crate) async fn cut_by(
+    session: &ServerSession,
+    cx: &Context,
+    intent: Intent<'_>,
+) -> Option<FileId> {
     let Intent::Create { dir, name, how } = intent else { return None };
     if !how.open.truncates() {
         return None;
@@ -127,7 +131,7 @@ pub(crate) async fn cut_by(session: &Session, cx: &Context, intent: Intent<'_>) 
 
 /// A change whose repetition sets the same again, so that there is no need to know whether it was
 /// made.
-async fn repeat(session: &Session, file: FileId, span: Span) -> Plan {
+async fn repeat(session: &ServerSession, file: FileId, span: Span) -> Plan {
     let mut intent = SPARE.take();
     intent.clear();
     (false, (file, span)).put(&mut intent);
@@ -139,7 +143,7 @@ type NameIn<'a> = (FileId, &'a [u8]);
 
 /// Looks, each of which makes a plan.
 struct Look<'a> {
-    session: &'a Session,
+    session: &'a ServerSession,
     /// The server's own: what it looks at, the caller may not be allowed to see.
     cx: Context,
     caller: &'a Context,
@@ -182,7 +186,7 @@ impl Look<'_> {
     /// It loses this name, which may be its last: who has it open goes on with it.
     async fn keep(&self, victim: &Entry) {
         let export = &self.session.export;
-        export.returning.keep(&*export.fs, &self.cx, victim).await;
+        export.recovery_window.keep(&*export.fs, &self.cx, victim).await;
     }
 
     /// A grant of the directory, and what has the name. Both are noted.

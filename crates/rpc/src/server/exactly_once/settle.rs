@@ -23,7 +23,7 @@ pub(crate) enum Settled {
     /// It was not applied: when it comes again it is a new one.
     Undone,
     /// It was applied; this is the answer that its client waits for.
-    Done(Reply),
+    Done(Box<Reply>),
     /// It may have been, wholly or in part. Making it again sets that right, as long as
     /// nobody touches the same before: it is kept for whoever asked.
     Cut(CutShort),
@@ -174,7 +174,7 @@ pub(crate) async fn settle_answered(
     begun: Option<(Op, Vec<u8>)>,
 ) -> Settled {
     match begun {
-        _ if !answer.is_success() => Settled::Done(answer),
+        _ if !answer.is_success() => Settled::Done(Box::new(answer)),
         Some((op, intent)) => {
             settle_known(fs, op, &of_answered(op, intent, None), answer.file()).await
         }
@@ -296,7 +296,7 @@ async fn settle_link(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
     };
     let now = find(fs, dir, name).await?;
     Ok(match now.filter(|entry| before.is_none() && is_link(entry)) {
-        Some(entry) => Settled::Done(Reply::success(entry)),
+        Some(entry) => Settled::Done(Box::new(Reply::success(entry))),
         None => Settled::Undone,
     })
 }
@@ -317,7 +317,11 @@ async fn settle_remove(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
         Err(error) if bars_the_change(error.errno()) => false,
         Err(_) => return Err(Unsettled::Untold),
     };
-    Ok(if before.is_some() && gone { Settled::Done(Reply::success(())) } else { Settled::Undone })
+    Ok(if before.is_some() && gone {
+        Settled::Done(Box::new(Reply::success(())))
+    } else {
+        Settled::Undone
+    })
 }
 
 async fn settle_rename(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
@@ -336,7 +340,7 @@ async fn settle_rename(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
             RenameHow::Exchange => is_same(now_from, victim),
             _ => !is_same(now_from, source),
         };
-    Ok(if applied { Settled::Done(Reply::success(())) } else { Settled::Undone })
+    Ok(if applied { Settled::Done(Box::new(Reply::success(()))) } else { Settled::Undone })
 }
 
 async fn settle_write(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
@@ -411,6 +415,6 @@ async fn settle_xattr(fs: &dyn FileSystem, intent: &[u8], sets: bool) -> Looked<
         Err(_) => return Ok(CutShort::of(id, Span::ALL)), // as before the change, too
     };
     let applied = existed != sets && exists == sets;
-    let done = || Settled::Done(Reply::success(()));
+    let done = || Settled::Done(Box::new(Reply::success(())));
     Ok(if applied { done() } else { CutShort::of(id, Span::ALL) })
 }

@@ -10,12 +10,12 @@ use crate::server::ranges::Span;
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
-use crate::server::session::Session;
+use crate::server::session::ServerSession;
 use crate::wire::{Change, PAGE_MAX_BYTES, Stamp, Wire};
 
 pub(super) async fn read(
     server: &Inner,
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     (handle, at, len_bytes): (u64, u64, u32),
 ) -> Result<Reply> {
@@ -41,7 +41,7 @@ pub(super) async fn read(
 
 pub(super) async fn write(
     server: &Inner,
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     file: &dyn OpenFile,
     (how, data): (Write, Buf),
@@ -55,7 +55,7 @@ pub(super) async fn write(
 }
 
 pub(super) async fn readdir(
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     handle: u64,
     (cookie, max_bytes, plus): (u64, u32, bool),
@@ -88,7 +88,7 @@ fn page(page: &DirPage, max_bytes: usize, mut charge: Charge) -> Result<Reply> {
 /// Syncs a file. Its stamp says what is on media: everything that was over before.
 pub(super) async fn sync(
     server: &Inner,
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     (handle, data_only): (u64, bool),
 ) -> Result<Reply> {
@@ -107,7 +107,7 @@ pub(super) async fn sync(
 
 pub(super) async fn redo(
     server: &Inner,
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     file: &dyn OpenFile,
     (stamp, change, data): (u64, Change, Buf),
@@ -130,7 +130,7 @@ pub(super) async fn redo(
 
 pub(super) async fn note_and_lock(
     server: &Inner,
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     handle: u64,
     (lock, wait, reclaim): (Lock, bool, bool),
@@ -160,7 +160,7 @@ pub(super) async fn note_and_lock(
 
 async fn lock_file(
     server: &Inner,
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     file: &dyn OpenFile,
     (lock, wait, reclaim): (Lock, bool, bool),
@@ -195,7 +195,7 @@ async fn lock_file(
 /// That nobody has a lock is known only when nobody can come back any more for one that the server's
 /// last life gave out.
 pub(super) async fn test_lock(
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     file: &dyn OpenFile,
     lock: Lock,
@@ -256,7 +256,7 @@ mod tests {
         }
 
         /// A session of one and the same client, which has the same file open.
-        async fn session(&self) -> Arc<Session> {
+        async fn session(&self) -> Arc<ServerSession> {
             let (cx, name) = (Context::system(), Name::new(b"f").unwrap());
             let (_, file) = self.fs.create(&cx, self.fs.info().root, name, NEW).await.unwrap();
             let export = self.server.inner.exports.get("data").unwrap();
@@ -267,7 +267,7 @@ mod tests {
             session
         }
 
-        async fn lock(&self, session: &Session, owner: u64) -> Result<Reply> {
+        async fn lock(&self, session: &ServerSession, owner: u64) -> Result<Reply> {
             let (who, request) = (dray_core::Identity::system(), RequestId(owner));
             let cx = Context {
                 cancel: Some(Arc::new(Cancel::default())),

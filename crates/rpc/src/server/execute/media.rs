@@ -6,15 +6,15 @@ use dray_core::{Context, Errno, Error, Result};
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
-use crate::server::session::Session;
-use crate::wire::{Floor, Stamp, Ticket, get_floors};
+use crate::server::session::ServerSession;
+use crate::wire::{FileDurableStamp, Stamp, Ticket, get_durable_stamps};
 
 /// What a client says to be on media.
 pub(super) struct Declaration<'a> {
     /// Everything up to this stamp, and the ticket that says so.
-    pub(super) floor: (u64, Ticket),
-    /// [`Floor`]s of files of which more is, encoded.
-    pub(super) floors: &'a [u8],
+    pub(super) durable_stamp: (u64, Ticket),
+    /// [`FileDurableStamp`]s of files of which more is, encoded.
+    pub(super) durable_stamps: &'a [u8],
     /// Nothing follows.
     pub(super) last: bool,
 }
@@ -23,13 +23,13 @@ pub(super) struct Declaration<'a> {
 /// `ESTALE`, it is meant for an earlier server.
 pub(super) async fn recover(
     server: &Inner,
-    session: &Session,
+    session: &ServerSession,
     instance: u64,
-    (newest, floor, step): (u64, u64, u8),
+    (newest, durable_stamp, step): (u64, u64, u8),
 ) -> Result<Reply> {
     check_instance(session, instance)?;
     if step == 2 {
-        let (losses, lost_bytes) = (newest, floor);
+        let (losses, lost_bytes) = (newest, durable_stamp);
         session.export.recovery.tally.lost(losses, lost_bytes);
         session.export.recovery.done(session.id);
         return Ok(Reply::success(()));
@@ -42,26 +42,31 @@ pub(super) async fn recover(
 /// What a client knows. Errors: `ESTALE`, it is meant for an earlier server; `EPROTO`.
 pub(super) async fn declare(
     server: &Inner,
-    session: &Session,
+    session: &ServerSession,
     instance: u64,
     known: Declaration<'_>,
 ) -> Result<Reply> {
     check_instance(session, instance)?;
-    let floors = get_floors(known.floors).map_err(|_| Error::new(Errno::EPROTO))?;
-    let (floor, floors) = sealed(session, known.floor, floors);
-    declare_floors(server, session, (floor, &floors), known.last).await
+    let durable_stamps =
+        get_durable_stamps(known.durable_stamps).map_err(|_| Error::new(Errno::EPROTO))?;
+    let (durable_stamp, durable_stamps) = sealed(session, known.durable_stamp, durable_stamps);
+    declare_floors(server, session, (durable_stamp, &durable_stamps), known.last).await
 }
 
-fn check_instance(session: &Session, instance: u64) -> Result<()> {
+fn check_instance(session: &ServerSession, instance: u64) -> Result<()> {
     match instance == session.export.instance {
         true => Ok(()),
         false => Err(Error::new(Errno::ESTALE).because("meant for an earlier server")),
     }
 }
 
-pub(super) async fn sync_all(server: &Inner, session: &Session, cx: &Context) -> Result<Reply> {
+pub(super) async fn sync_all(
+    server: &Inner,
+    session: &ServerSession,
+    cx: &Context,
+) -> Result<Reply> {
     let export = &session.export;
-    let synced = export.stable.sync_all(cx, &*export.fs, &export.ranges).await;
+    let synced = export.group_sync.sync_all(cx, &*export.fs, &export.ranges).await;
     if let Some(error) = session.sync_failure(cx.origin.request.0) {
         return Err(error);
     }
@@ -78,15 +83,17 @@ pub(super) async fn sync_all(server: &Inner, session: &Session, cx: &Context) ->
 
 /// What of it this server or one before it has said.
 fn sealed(
-    session: &Session,
-    (floor, ticket): (u64, Ticket),
-    mut floors: Vec<Floor>,
-) -> (u64, Vec<Floor>) {
+    session: &ServerSession,
+    (durable_stamp, ticket): (u64, Ticket),
+    mut durable_stamps: Vec<FileDurableStamp>,
+) -> (u64, Vec<FileDurableStamp>) {
     let tickets = &session.export.tickets;
-    let said = floors.len();
-    floors.retain(|floor| tickets.was_on_media(floor.ticket, Some(floor.file), floor.stamp));
-    let known = floor == 0 || tickets.was_on_media(ticket, None, floor);
-    let forged = said - floors.len() + usize::from(!known);
+    let said = durable_stamps.len();
+    durable_stamps.retain(|durable_stamp| {
+        tickets.was_on_media(durable_stamp.ticket, Some(durable_stamp.file), durable_stamp.stamp)
+    });
+    let known = durable_stamp == 0 || tickets.was_on_media(ticket, None, durable_stamp);
+    let forged = said - durable_stamps.len() + usize::from(!known);
     if forged > 0 {
         let host = &session.host;
         session.forged_seals.say(|more| {
@@ -96,19 +103,19 @@ fn sealed(
             );
         });
     }
-    (if known { floor } else { 0 }, floors)
+    (if known { durable_stamp } else { 0 }, durable_stamps)
 }
 
 /// What a client knows after a loss of power; with the last of it, it waits for the others.
 async fn declare_floors(
     server: &Inner,
-    session: &Session,
-    (floor, floors): (u64, &[Floor]),
+    session: &ServerSession,
+    (durable_stamp, durable_stamps): (u64, &[FileDurableStamp]),
     last: bool,
 ) -> Result<Reply> {
     session.export.recovery.admit(session.id)?;
     if !server.options.broken().is(Sabotage::RedoFloor) {
-        session.export.redone.declare(session.id, floor, floors)?;
+        session.export.redone.declare(session.id, durable_stamp, durable_stamps)?;
     }
     if last {
         session.export.recovery.declare(session.id).await?;

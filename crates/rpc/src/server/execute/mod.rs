@@ -1,8 +1,8 @@
 //! Carries out one call on the export's file system.
 
-mod ahead;
 mod file;
 mod media;
+mod open_ahead;
 mod opening;
 mod operands;
 mod replayed;
@@ -16,7 +16,7 @@ use crate::server::exactly_once::plan::ChangeState;
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
-use crate::server::session::Session;
+use crate::server::session::ServerSession;
 use crate::server::tickets;
 use crate::wire::{Call, copied_bytes};
 
@@ -27,7 +27,7 @@ pub(super) use replayed::open_replayed;
 /// Carries out a call; whatever happens, there is an answer.
 pub(super) async fn execute(
     server: &Inner,
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     call: &Call<'_>,
     data: Option<Buf>,
@@ -40,7 +40,7 @@ pub(super) async fn execute(
 /// One arm for each operation: here the compiler asks how a new one is carried out.
 async fn run(
     server: &Inner,
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     (call, state): (&Call<'_>, ChangeState<'_>),
     data: Option<Buf>,
@@ -51,7 +51,7 @@ async fn run(
     Ok(match *call {
         Call::Lookup { dir, name } => Reply::success(fs.lookup(cx, dir, Name::new(name)?).await?),
         Call::LookupOpen { dir, name, how, handle } => {
-            ahead::lookup_open(server, session, cx, (dir, name), (how, handle)).await?
+            open_ahead::lookup_open(server, session, cx, (dir, name), (how, handle)).await?
         }
         Call::Parent { dir } => Reply::success(fs.parent(cx, dir).await?),
         Call::Getattr { id, handle: None } => Reply::success(fs.getattr(cx, id).await?),
@@ -171,11 +171,12 @@ async fn run(
             opening::put(session, cx, (dir, name), (mode, data), state).await?
         }
         Call::SyncAll {} => media::sync_all(server, session, cx).await?,
-        Call::Recover { instance, newest, floor, step, .. } => {
-            media::recover(server, session, instance, (newest, floor, step)).await?
+        Call::Recover { instance, newest, durable_stamp, step, .. } => {
+            media::recover(server, session, instance, (newest, durable_stamp, step)).await?
         }
-        Call::Declare { instance, floor, ticket, floors, last } => {
-            let known = media::Declaration { floor: (floor, ticket), floors, last };
+        Call::Declare { instance, durable_stamp, ticket, durable_stamps, last } => {
+            let known =
+                media::Declaration { durable_stamp: (durable_stamp, ticket), durable_stamps, last };
             media::declare(server, session, instance, known).await?
         }
         Call::Redo { handle, stamp, change } => {
@@ -187,7 +188,7 @@ async fn run(
 
 /// An open file: the one that the change has its turn for, or else what has the number now. Errors:
 /// `EBADF`.
-fn opened(session: &Session, files: &Files, handle: u64) -> Result<Arc<dyn OpenFile>> {
+fn opened(session: &ServerSession, files: &Files, handle: u64) -> Result<Arc<dyn OpenFile>> {
     let file = files.get(handle).cloned().or_else(|| session.file(handle));
     file.ok_or_else(|| Error::new(Errno::EBADF))
 }

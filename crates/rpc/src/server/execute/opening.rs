@@ -12,13 +12,13 @@ use crate::server::as_server;
 use crate::server::exactly_once::plan::ChangeState;
 use crate::server::exactly_once::settle::Amend;
 use crate::server::reply::Reply;
-use crate::server::session::Session;
+use crate::server::session::ServerSession;
 use crate::server::tickets;
 use crate::wire::{Call, Ticket};
 
 /// Opens again what was open in an earlier life of the server; the ticket says what for.
 pub(super) async fn reopen(
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     (id, how, handle): (FileId, OpenHow, u64),
     ticket: Ticket,
@@ -39,7 +39,7 @@ pub(super) async fn reopen(
 }
 
 pub(super) async fn create(
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     (dir, name): (FileId, &[u8]),
     (how, handle): (CreateHow, u64),
@@ -50,7 +50,7 @@ pub(super) async fn create(
 }
 
 pub(super) async fn tmpfile(
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     dir: FileId,
     (how, handle): (CreateHow, u64),
@@ -63,7 +63,7 @@ pub(super) async fn tmpfile(
 /// Whether what a call opens has the name that it says. Asked before anything is noted of the call:
 /// what a life of the server before this one had begun to cut had its name then.
 pub(in crate::server) async fn check_name(
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     call: &Call<'_>,
 ) -> Result<()> {
@@ -76,7 +76,7 @@ pub(in crate::server) async fn check_name(
 }
 
 /// A place for an open file. Who is refused one is told of, since others would have none.
-fn place_for(session: &Session, claims: bool) -> Result<Reservation> {
+fn place_for(session: &ServerSession, claims: bool) -> Result<Reservation> {
     let place = session.place_for_file(claims);
     place.inspect_err(|error| session.export.refused_files.of(session, error))
 }
@@ -84,7 +84,7 @@ fn place_for(session: &Session, claims: bool) -> Result<Reservation> {
 /// Opens a file, unless the session has it already; `claims`: it had it before. Whoever says so has to
 /// show it.
 pub(super) async fn open(
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     (id, how, handle): (FileId, OpenHow, u64),
     claims: bool,
@@ -100,7 +100,7 @@ pub(super) async fn open(
 /// Whether what a death of the server cut short has to be made after all, though something was found
 /// under the name: that belongs to somebody else than who asks now.
 pub(in crate::server) async fn is_to_be_made(
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     amend: Option<Amend>,
 ) -> bool {
@@ -131,7 +131,7 @@ async fn open_own(
 
 /// Answers a creation that has made this before a death of the server.
 pub(super) async fn created_before(
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     (how, handle): (CreateHow, u64),
     (id, proven): (FileId, bool),
@@ -148,7 +148,7 @@ pub(super) async fn created_before(
 }
 
 /// The answer that it is open.
-async fn opened(session: &Session, cx: &Context, how: OpenHow, handle: u64) -> Reply {
+async fn opened(session: &ServerSession, cx: &Context, how: OpenHow, handle: u64) -> Reply {
     let at_open = at_open(session, cx, handle, how).await;
     let times_past = at_open.and_then(|seen| seen.times_past);
     let reply = Reply::success(at_open).with_times_past(times_past);
@@ -156,7 +156,7 @@ async fn opened(session: &Session, cx: &Context, how: OpenHow, handle: u64) -> R
 }
 
 async fn keep_new(
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     (entry, file): (Entry, Arc<dyn OpenFile>),
     (how, handle, place): (OpenHow, u64, Reservation),
@@ -167,7 +167,7 @@ async fn keep_new(
 }
 
 pub(super) async fn keep(
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     handle: u64,
     (file, how, place): (Arc<dyn OpenFile>, OpenHow, Reservation),
@@ -183,17 +183,22 @@ pub(super) async fn keep(
 
 /// For whoever cut or lengthened a file, which takes the right to write it: the change is to
 /// be made again after a loss of power.
-pub(super) fn cut_ticket(session: &Session, id: FileId, set: SetAttr) -> Option<Ticket> {
+pub(super) fn cut_ticket(session: &ServerSession, id: FileId, set: SetAttr) -> Option<Ticket> {
     set.size.map(|_| session.export.tickets.opened(session.node, id, Ticket::WRITE))
 }
 
 /// What a client that caches wants to know besides, so that it need not ask. An error is
 /// told when it does.
-async fn at_open(session: &Session, cx: &Context, handle: u64, how: OpenHow) -> Option<AtOpen> {
+async fn at_open(
+    session: &ServerSession,
+    cx: &Context,
+    handle: u64,
+    how: OpenHow,
+) -> Option<AtOpen> {
     let file = session.file(handle)?;
     if !how.with_attr {
         // What the file system has to say of the pages. It does not know of writes under way, as below.
-        return file.at_open().map(|unasked| AtOpen { times_past: None, ..unasked });
+        return file.at_open().map(|abandoned| AtOpen { times_past: None, ..abandoned });
     }
     let cx = &cx.uncounted();
     // A write that is under way has given the file its time already, and changes it still.
@@ -218,7 +223,7 @@ async fn no_capability(fs: &dyn FileSystem, cx: &Context, id: FileId, how: OpenH
 
 /// Create, write, close. Answers the file.
 pub(super) async fn put(
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     name: (FileId, &[u8]),
     (mode, data): (u32, Buf),
@@ -241,7 +246,7 @@ enum Target {
 }
 
 async fn open_to_put(
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     (dir, name): (FileId, &[u8]),
     mode: u32,

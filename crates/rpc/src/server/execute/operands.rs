@@ -6,7 +6,7 @@ use dray_core::{Errno, Error, FileId, OpenFile, Result};
 
 use crate::server::ranges::Span;
 use crate::server::reply::Reply;
-use crate::server::session::Session;
+use crate::server::session::ServerSession;
 use crate::wire::{CallRow, Extent, FileRef, Intent, Operand};
 
 /// The open files that a change in a slot names, found once: those that it has its grants for are those
@@ -17,7 +17,7 @@ pub(in crate::server) struct Files([Option<(u64, Arc<dyn OpenFile>)>; 2]);
 impl Files {
     /// Those of a call. Errors: `EBADF`, one of them has been closed, or is another by now than the call
     /// says besides.
-    pub(in crate::server) fn of(session: &Session, row: &CallRow<'_>) -> Result<Files> {
+    pub(in crate::server) fn of(session: &ServerSession, row: &CallRow<'_>) -> Result<Files> {
         let mut files = Files::default();
         for (place, operand) in files.0.iter_mut().zip(row.operands.into_iter().flatten()) {
             let Some(handle) = operand.handle() else { continue };
@@ -103,7 +103,7 @@ impl HandleFault {
 /// Whether the session has the open files that a call names. One that names a file besides by its
 /// id, for which it has its grant, must mean the same.
 pub(in crate::server) fn check_handles(
-    session: &Session,
+    session: &ServerSession,
     row: &CallRow<'_>,
 ) -> std::result::Result<(), HandleFault> {
     for operand in row.operands.into_iter().flatten() {
@@ -142,7 +142,7 @@ impl ShownOperand {
     /// The file, or the directory and the name in it. None: it has been closed meanwhile.
     pub(in crate::server) fn subject(
         &self,
-        session: &Session,
+        session: &ServerSession,
     ) -> Option<(FileId, Option<Vec<u8>>)> {
         match self {
             ShownOperand::Id(id) => Some((*id, None)),

@@ -5,14 +5,14 @@ use dray_core::{Context, FileId, OpenHow};
 use crate::server::as_server;
 use crate::server::execute::opening::keep;
 use crate::server::reply::Reply;
-use crate::server::session::Session;
+use crate::server::session::ServerSession;
 use crate::server::tickets;
 use crate::wire::Opening;
 
 /// An opening that an earlier life of the server carried out is answered again, and this
 /// one has not the file: it is opened, else it could go before its client uses it.
 pub(in crate::server) async fn open_replayed(
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     opening: Opening,
     answer: &Reply,

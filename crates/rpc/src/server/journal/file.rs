@@ -22,9 +22,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use dray_core::Op;
 
-use crate::server::journal::keepsakes;
+use crate::server::journal::records;
 use crate::server::journal::{
-    ANSWER_MAX_BYTES, INTENT_MAX_BYTES, Journal, Keepsake, SessionRecord, SlotLog, SlotRecord,
+    ANSWER_MAX_BYTES, INTENT_MAX_BYTES, Journal, PersistentRecord, SessionRecord, SlotLog,
+    SlotRecord,
 };
 use crate::wire::{Input, Wire};
 
@@ -136,12 +137,12 @@ impl Journal for FileJournal {
         loaded
     }
 
-    fn kept(&self, what: Keepsake) -> io::Result<Option<Vec<u8>>> {
-        keepsakes::read(&self.beside, what)
+    fn kept(&self, what: PersistentRecord) -> io::Result<Option<Vec<u8>>> {
+        records::read(&self.beside, what)
     }
 
-    fn keep(&self, what: Keepsake, bytes: &[u8]) -> io::Result<()> {
-        keepsakes::write(&self.beside, what, bytes)
+    fn keep(&self, what: PersistentRecord, bytes: &[u8]) -> io::Result<()> {
+        records::write(&self.beside, what, bytes)
     }
 }
 

@@ -6,7 +6,7 @@
 //! a session is, so that after a loss of power it is known whom to wait for.
 
 pub(crate) mod file;
-pub(crate) mod keepsakes;
+pub(crate) mod records;
 #[cfg(test)]
 pub(crate) mod watched;
 
@@ -92,15 +92,15 @@ pub trait Journal: Send + Sync + 'static {
     fn load(&self) -> Vec<(SessionRecord, Arc<dyn SlotLog>)>;
 
     /// What was kept as `what`; none if nothing was.
-    fn kept(&self, what: Keepsake) -> io::Result<Option<Vec<u8>>>;
+    fn kept(&self, what: PersistentRecord) -> io::Result<Option<Vec<u8>>>;
 
     /// Keeps it, over a loss of power too.
-    fn keep(&self, what: Keepsake, bytes: &[u8]) -> io::Result<()>;
+    fn keep(&self, what: PersistentRecord, bytes: &[u8]) -> io::Result<()>;
 }
 
 /// What a server keeps beside sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Keepsake {
+pub enum PersistentRecord {
     /// The key of its tickets.
     TicketKey,
     /// Sessions that were evicted.
@@ -114,7 +114,7 @@ pub enum Keepsake {
 #[derive(Clone, Default)]
 pub struct MemoryJournal {
     sessions: Arc<Mutex<Sessions>>,
-    kept: Arc<Mutex<BTreeMap<Keepsake, Vec<u8>>>>,
+    kept: Arc<Mutex<BTreeMap<PersistentRecord, Vec<u8>>>>,
 }
 
 type Sessions = BTreeMap<u64, (SessionRecord, Arc<MemoryLog>)>;
@@ -148,11 +148,11 @@ impl Journal for MemoryJournal {
         self.lock().values().map(keep).collect()
     }
 
-    fn kept(&self, what: Keepsake) -> io::Result<Option<Vec<u8>>> {
+    fn kept(&self, what: PersistentRecord) -> io::Result<Option<Vec<u8>>> {
         Ok(self.kept.lock().unwrap_or_else(PoisonError::into_inner).get(&what).cloned())
     }
 
-    fn keep(&self, what: Keepsake, bytes: &[u8]) -> io::Result<()> {
+    fn keep(&self, what: PersistentRecord, bytes: &[u8]) -> io::Result<()> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.insert(what, bytes.to_vec());
         Ok(())

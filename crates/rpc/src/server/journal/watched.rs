@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use super::{Journal, Keepsake, MemoryJournal, SessionRecord, SlotLog, SlotRecord};
+use super::{Journal, MemoryJournal, PersistentRecord, SessionRecord, SlotLog, SlotRecord};
 
 /// Is told of what happens to a journal, before it does.
 pub(crate) trait Watch: Send + Sync + 'static {
@@ -43,10 +43,10 @@ impl<W: Watch> Journal for WatchedJournal<W> {
     fn load(&self) -> Vec<(SessionRecord, Arc<dyn SlotLog>)> {
         self.0.load()
     }
-    fn kept(&self, what: Keepsake) -> io::Result<Option<Vec<u8>>> {
+    fn kept(&self, what: PersistentRecord) -> io::Result<Option<Vec<u8>>> {
         self.0.kept(what)
     }
-    fn keep(&self, what: Keepsake, bytes: &[u8]) -> io::Result<()> {
+    fn keep(&self, what: PersistentRecord, bytes: &[u8]) -> io::Result<()> {
         self.1.keeps();
         self.0.keep(what, bytes)
     }

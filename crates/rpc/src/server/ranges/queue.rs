@@ -15,7 +15,7 @@ pub(super) struct Arrival(pub(super) u64);
 
 /// How a range is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Access {
+pub(super) enum RangeAccess {
     /// Beside others who share it.
     Shared,
     /// By nobody else.
@@ -26,20 +26,20 @@ pub(super) enum Access {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Want {
     pub(super) span: Span,
-    pub(super) access: Access,
+    pub(super) access: RangeAccess,
 }
 
 impl Want {
     pub(super) fn exclusive(span: Span) -> Want {
-        Want { span, access: Access::Exclusive }
+        Want { span, access: RangeAccess::Exclusive }
     }
 
     pub(super) fn shared(span: Span) -> Want {
-        Want { span, access: Access::Shared }
+        Want { span, access: RangeAccess::Shared }
     }
 
     fn is_exclusive(self) -> bool {
-        self.access == Access::Exclusive
+        self.access == RangeAccess::Exclusive
     }
 
     /// Whether both cannot have what they want at once.

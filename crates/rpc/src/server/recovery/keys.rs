@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use dray_rt::{random_bytes, wall_clock};
 
-use crate::server::journal::{Journal, Keepsake};
+use crate::server::journal::{Journal, PersistentRecord};
 use crate::wire::{Input, Wire};
 
 /// A key that is older at the start of a server is replaced.
@@ -28,7 +28,7 @@ pub(crate) struct TicketKeys {
 impl TicketKeys {
     /// For the life that begins now. What cannot be kept begins anew with the next.
     pub(crate) fn begin(journal: &dyn Journal) -> TicketKeys {
-        let kept = journal.kept(Keepsake::TicketKey).unwrap_or_else(|error| {
+        let kept = journal.kept(PersistentRecord::TicketKey).unwrap_or_else(|error| {
             log::error!("the key of tickets cannot be read, and begins anew: {error}");
             None
         });
@@ -44,7 +44,7 @@ impl TicketKeys {
         random_bytes(&mut current);
         let previous = former.map(|keys| keys.current);
         let keys = TicketKeys { current, previous, made_s: now_s };
-        match journal.keep(Keepsake::TicketKey, &keys.to_bytes()) {
+        match journal.keep(PersistentRecord::TicketKey, &keys.to_bytes()) {
             Ok(()) => keys,
             Err(error) => {
                 log::error!("cannot keep the key of tickets: {error}");
@@ -114,7 +114,7 @@ mod tests {
         let journal = MemoryJournal::default();
         Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
             let keys = TicketKeys { current: [7; 32], previous: None, made_s: u64::MAX };
-            journal.keep(Keepsake::TicketKey, &keys.to_bytes()).unwrap();
+            journal.keep(PersistentRecord::TicketKey, &keys.to_bytes()).unwrap();
             assert_eq!(TicketKeys::begin(&journal).previous, Some([7; 32]));
         });
     }
@@ -122,11 +122,11 @@ mod tests {
     #[test]
     fn the_key_of_an_earlier_release_is_believed_once_more() {
         let journal = MemoryJournal::default();
-        journal.keep(Keepsake::TicketKey, &[7; 32]).unwrap();
+        journal.keep(PersistentRecord::TicketKey, &[7; 32]).unwrap();
         Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
             let keys = TicketKeys::begin(&journal);
             assert_eq!(keys.previous, Some([7; 32]));
-            let kept = journal.kept(Keepsake::TicketKey).unwrap().unwrap();
+            let kept = journal.kept(PersistentRecord::TicketKey).unwrap().unwrap();
             assert_eq!(kept[..32], keys.current, "where an earlier release looks for it");
         });
     }

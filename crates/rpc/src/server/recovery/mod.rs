@@ -6,13 +6,13 @@
 //! not undo that. When all have sent what they kept, or have been silent for a lease, new
 //! work begins.
 
+pub(crate) mod epoch;
 pub(crate) mod grace;
+pub(crate) mod group_sync;
 pub(crate) mod keys;
-pub(crate) mod life;
-pub(crate) mod redone;
-pub(crate) mod returning;
-pub(crate) mod stable;
+pub(crate) mod replayed;
 pub(crate) mod tally;
+pub(crate) mod window;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ use std::time::Duration;
 use dray_core::{Context, Errno, Error, Result};
 use dray_rt::Instant;
 
-use crate::server::recovery::tally::{RecoveryStatus, Tally};
+use crate::server::recovery::tally::{RecoveryCounts, RecoveryStatus};
 
 /// How long changes are taken, in times of a lease: else one client that never comes to its end
 /// could keep all others from new work.
@@ -37,7 +37,7 @@ const SLOW_PART: u32 = 10;
 pub(crate) struct Recovery {
     /// Spares a look at the rest.
     running: AtomicBool,
-    pub(crate) tally: Tally,
+    pub(crate) tally: RecoveryCounts,
     state: Mutex<State>,
 }
 
@@ -99,7 +99,7 @@ impl State {
     }
 
     /// Goes from waiting for words to waiting for changes, where it is time.
-    fn step(&mut self, tally: &Tally) {
+    fn step(&mut self, tally: &RecoveryCounts) {
         let said = self.awaited.is_empty() && !self.anybody;
         if !self.declared && (said || self.late()) {
             let missing = std::mem::take(&mut self.awaited).len();
@@ -264,7 +264,7 @@ impl Recovery {
     }
 }
 
-fn not_come_back(clients: usize, tally: &Tally) {
+fn not_come_back(clients: usize, tally: &RecoveryCounts) {
     if clients > 0 {
         log::warn!(
             "{clients} clients have not come back after the loss of power: what they wrote and \

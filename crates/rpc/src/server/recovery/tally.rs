@@ -35,7 +35,7 @@ impl RecoveryStatus {
 }
 
 #[derive(Default)]
-pub(crate) struct Tally {
+pub(crate) struct RecoveryCounts {
     redone_changes: AtomicU64,
     redone_bytes: AtomicU64,
     losses: AtomicU64,
@@ -43,7 +43,7 @@ pub(crate) struct Tally {
     clients_missing: AtomicU64,
 }
 
-impl Tally {
+impl RecoveryCounts {
     pub(crate) fn redone(&self, bytes: u64) {
         self.redone_changes.fetch_add(1, Ordering::Relaxed);
         self.redone_bytes.fetch_add(bytes, Ordering::Relaxed);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use dray_core::{Context, FileId, Lock, LockFamily, LockOwner, OpenFile, Reservation};
 
-use super::{Session, State};
+use super::{ServerSession, State};
 use crate::server::refusals::no_room_for_an_owner;
 
 /// Owners of fcntl locks, by the open file through which they were taken, and the way back.
@@ -40,7 +40,7 @@ impl Owners {
     }
 }
 
-impl Session {
+impl ServerSession {
     /// A lock is about to be had through this open file. The journal notes it, so that a
     /// later server waits for this client. `claims`: it had it before. Errors: `ENOLCK`.
     pub(crate) fn note_lock(

@@ -4,26 +4,26 @@
 use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
 
-use super::Session;
+use super::ServerSession;
 
 /// A call in no slot that changes something, while it is under way.
 pub(crate) struct Unslotted<'a> {
-    session: &'a Session,
+    session: &'a ServerSession,
     connection: u64,
 }
 
 /// A change in a slot, while it is under way.
 pub(crate) struct Slotted<'a> {
-    session: &'a Session,
+    session: &'a ServerSession,
     /// The number of the file that it opens.
     opens: Option<u64>,
 }
 
-/// In [`Session::carried`]: the session is over.
+/// In [`ServerSession::carried`]: the session is over.
 const OVER: u64 = 1 << 63;
 
 /// A change while it is carried out: before its end nothing is given back of what its session had.
-pub(crate) struct Carried<'a>(&'a Session);
+pub(crate) struct Carried<'a>(&'a ServerSession);
 
 impl Drop for Carried<'_> {
     fn drop(&mut self) {
@@ -65,7 +65,7 @@ impl Drop for Unslotted<'_> {
     }
 }
 
-impl Session {
+impl ServerSession {
     /// Begins to carry out a change. None: the session is over, and others may have its locks.
     pub(crate) fn carry(&self) -> Option<Carried<'_>> {
         let before = self.carried.fetch_add(1, Ordering::SeqCst);
@@ -88,7 +88,7 @@ impl Session {
         .await;
     }
 
-    /// See [`Session::carried_out`].
+    /// See [`ServerSession::carried_out`].
     pub(super) fn carries_no_more(&self) {
         self.carried.fetch_or(OVER, Ordering::SeqCst);
     }

@@ -9,7 +9,7 @@ use dray_core::{CallersJob, Pid};
 use dray_rt::sync::oneshot;
 use dray_rt::{Instant, timeout};
 
-use crate::server::session::Session;
+use crate::server::session::ServerSession;
 use crate::wire::{CALLERS_MAX, NotifyHead, put_callers};
 
 /// How long clients are waited for, all of them together.
@@ -57,7 +57,7 @@ impl Questions {
 pub(crate) type Jobs = HashMap<(u64, Pid), Box<str>>;
 
 /// Callers by session.
-pub(crate) type Callers = BTreeMap<u64, (Arc<Session>, BTreeSet<Pid>)>;
+pub(crate) type Callers = BTreeMap<u64, (Arc<ServerSession>, BTreeSet<Pid>)>;
 
 /// Clients that have been asked.
 pub(crate) struct Asked {

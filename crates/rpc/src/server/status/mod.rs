@@ -16,7 +16,7 @@ use crate::server::execute::ShownOperand;
 use crate::server::export::Export;
 use crate::server::recovery::tally::RecoveryStatus;
 use crate::server::service::{Inner, lock};
-use crate::server::session::Session;
+use crate::server::session::ServerSession;
 use crate::server::status::jobs::{Callers, Jobs};
 use crate::server::status::paths::Subject;
 
@@ -175,8 +175,13 @@ impl Inner {
         let exports = self.exports.opened();
         let files = exports.iter().map(|export| export.refused_files.count()).sum();
         let locks = exports.iter().map(|export| export.refused_locks.count()).sum();
-        let clients = self.door.refused_sessions.count();
-        RefusedStatus { files, locks, clients, connections: self.door.refused_connections.count() }
+        let clients = self.limits.refused_sessions.count();
+        RefusedStatus {
+            files,
+            locks,
+            clients,
+            connections: self.limits.refused_connections.count(),
+        }
     }
 
     /// All but the paths, which are to be found.
@@ -234,7 +239,7 @@ impl Look {
     }
 }
 
-fn client_status(session: &Session) -> ClientStatus {
+fn client_status(session: &ServerSession) -> ClientStatus {
     let connections = session.connections();
     ClientStatus {
         session: session.id,

@@ -6,13 +6,13 @@ use super::opening::keep;
 use crate::server::call_admission;
 use crate::server::reply::Reply;
 use crate::server::service::Inner;
-use crate::server::session::Session;
+use crate::server::session::ServerSession;
 
 /// Looks a name up and opens what it finds. A file that is not open when this ends is not kept
 /// under the number: the call may have been carried out before, on a connection that broke.
 pub(super) async fn lookup_open(
     server: &Inner,
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     (dir, name): (FileId, &[u8]),
     (how, handle): (OpenHow, u64),
@@ -37,7 +37,7 @@ pub(super) async fn lookup_open(
 /// Whether the file is open under that number now.
 async fn open(
     server: &Inner,
-    session: &Session,
+    session: &ServerSession,
     cx: &Context,
     id: FileId,
     (how, handle): (OpenHow, u64),

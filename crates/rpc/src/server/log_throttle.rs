@@ -11,7 +11,7 @@ const QUIET: Duration = Duration::from_secs(60);
 
 /// One such thing.
 #[derive(Default)]
-pub(crate) struct Seldom(Mutex<State>);
+pub(crate) struct LogThrottle(Mutex<State>);
 
 #[derive(Default)]
 struct State {
@@ -19,7 +19,7 @@ struct State {
     left_out: u64,
 }
 
-impl Seldom {
+impl LogThrottle {
     /// Has `say` say it, if it has not been said for a while. What it is given belongs to the end
     /// of the line: how often it was not said meanwhile.
     pub(crate) fn say(&self, say: impl FnOnce(&str)) {
@@ -48,7 +48,7 @@ mod tests {
         let mut executor =
             dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 1 }).unwrap();
         executor.block_on(async {
-            let (seldom, mut said) = (Seldom::default(), Vec::new());
+            let (seldom, mut said) = (LogThrottle::default(), Vec::new());
             for _ in 0..3 {
                 seldom.say(|more| said.push(more.to_owned()));
             }

@@ -8,12 +8,12 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use crate::server::journal::Keepsake;
+use crate::server::journal::PersistentRecord;
 
 /// Longest file read, bytes.
 const BYTES_MAX: u64 = 1 << 20;
 
-impl Keepsake {
+impl PersistentRecord {
     /// As an administrator knows it: the name of the file.
     pub(crate) fn name(self) -> &'static str {
         name_of(self).0
@@ -21,17 +21,17 @@ impl Keepsake {
 }
 
 /// Name of the file, and its first line.
-fn name_of(what: Keepsake) -> (&'static str, &'static str) {
+fn name_of(what: PersistentRecord) -> (&'static str, &'static str) {
     match what {
-        Keepsake::TicketKey => ("tickets", "dray tickets 1\n"),
-        Keepsake::Evicted => ("evicted", "dray evicted 1\n"),
-        Keepsake::StampsBound => ("stamps", "dray stamps 1\n"),
+        PersistentRecord::TicketKey => ("tickets", "dray tickets 1\n"),
+        PersistentRecord::Evicted => ("evicted", "dray evicted 1\n"),
+        PersistentRecord::StampsBound => ("stamps", "dray stamps 1\n"),
     }
 }
 
 /// What is in the file; none if there is none. Errors: it cannot be read, or is another
 /// version's or no such file (`InvalidData`).
-pub(crate) fn read(dir: &Path, what: Keepsake) -> io::Result<Option<Vec<u8>>> {
+pub(crate) fn read(dir: &Path, what: PersistentRecord) -> io::Result<Option<Vec<u8>>> {
     let (name, first) = name_of(what);
     let file = match File::open(dir.join(name)) {
         Ok(file) => file,
@@ -50,7 +50,7 @@ pub(crate) fn read(dir: &Path, what: Keepsake) -> io::Result<Option<Vec<u8>>> {
 }
 
 /// Replaces the file. Errors: those of writing it.
-pub(crate) fn write(dir: &Path, what: Keepsake, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn write(dir: &Path, what: PersistentRecord, bytes: &[u8]) -> io::Result<()> {
     let (name, first) = name_of(what);
     let (path, new) = (dir.join(name), dir.join(format!("{name}.new")));
     let mut options = OpenOptions::new();
@@ -69,7 +69,9 @@ mod tests {
     #[test]
     fn what_is_kept_is_there_and_nothing_else_is_taken_for_it() {
         let dir = tempfile::tempdir().unwrap();
-        for what in [Keepsake::TicketKey, Keepsake::Evicted, Keepsake::StampsBound] {
+        for what in
+            [PersistentRecord::TicketKey, PersistentRecord::Evicted, PersistentRecord::StampsBound]
+        {
             assert_eq!(read(dir.path(), what).unwrap(), None);
             write(dir.path(), what, b"old, and longer").unwrap();
             write(dir.path(), what, b"new").unwrap();

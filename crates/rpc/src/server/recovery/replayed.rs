@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use dray_core::{Allocate, Buf, Context, Errno, Error, FileId, OpenFile, Result, SetAttr, Write};
 
 use crate::server::ranges::{RangeTable, Span};
-use crate::wire::{Change, Floor};
+use crate::wire::{Change, FileDurableStamp};
 
 /// Ranges, files and failures remembered for one export; beyond it changes are refused.
 const RANGES_MAX: usize = 1 << 20;
@@ -17,16 +17,16 @@ const ZEROS_BYTES: u64 = 1 << 20;
 
 /// What has been made again in one export.
 #[derive(Default)]
-pub(crate) struct Redone {
+pub(crate) struct ReplayedChanges {
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
     /// Everything up to this stamp was on media.
-    floor: u64,
+    durable_stamp: u64,
     files: BTreeMap<FileId, FileState>,
-    /// What is remembered: ranges, files, floors and failures, by session and in all.
+    /// What is remembered: ranges, files, durable_stamps and failures, by session and in all.
     of_session: BTreeMap<u64, usize>,
     ranges: usize,
 }
@@ -34,7 +34,7 @@ struct State {
 #[derive(Default)]
 struct FileState {
     /// Everything up to this stamp was on media.
-    floor: u64,
+    durable_stamp: u64,
     ranges: Ranges,
     /// The latest cut: its stamp.
     cut: u64,
@@ -103,20 +103,27 @@ enum Step {
     Attr(SetAttr),
 }
 
-impl Redone {
+impl ReplayedChanges {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Everything up to `floor` was on media, and of these files everything up to theirs.
-    pub(crate) fn declare(&self, session: u64, floor: u64, floors: &[Floor]) -> Result<()> {
+    /// Everything up to `durable_stamp` was on media, and of these files everything up to theirs.
+    pub(crate) fn declare(
+        &self,
+        session: u64,
+        durable_stamp: u64,
+        durable_stamps: &[FileDurableStamp],
+    ) -> Result<()> {
         let mut state = self.lock();
-        state.floor = state.floor.max(floor);
-        for Floor { file, stamp, .. } in floors.iter().filter(|of_file| of_file.stamp > floor) {
+        state.durable_stamp = state.durable_stamp.max(durable_stamp);
+        for FileDurableStamp { file, stamp, .. } in
+            durable_stamps.iter().filter(|of_file| of_file.stamp > durable_stamp)
+        {
             state.check_room(session)?;
             state.remember(session, 1);
             let file = state.files.entry(*file).or_default();
-            file.floor = file.floor.max(*stamp);
+            file.durable_stamp = file.durable_stamp.max(*stamp);
         }
         Ok(())
     }
@@ -166,7 +173,7 @@ impl Redone {
         (stamp, change, data_bytes): (u64, Change, u64),
     ) -> Result<Step> {
         let mut state = self.lock();
-        if stamp <= state.floor {
+        if stamp <= state.durable_stamp {
             return Ok(Step::Skip);
         }
         state.check_room(session)?;
@@ -177,7 +184,7 @@ impl Redone {
         if file.failed.contains(&stamp) {
             return Err(Error::new(Errno::EIO).because("it failed when it was made again before"));
         }
-        if stamp <= file.floor {
+        if stamp <= file.durable_stamp {
             return Ok(Step::Skip);
         }
         let before = file.ranges.0.len();
@@ -366,15 +373,15 @@ mod tests {
     /// One session that says more than there is room for does not take it all.
     #[test]
     fn what_is_remembered_is_bounded_and_a_session_leaves_as_much_as_it_takes() {
-        let redone = Redone::default();
-        let floor = |ino| Floor {
+        let redone = ReplayedChanges::default();
+        let durable_stamp = |ino| FileDurableStamp {
             file: FileId { ino, generation: 0 },
             stamp: 2,
             ticket: crate::wire::Ticket([0; crate::wire::Ticket::BYTES]),
         };
         redone.lock().remember(1, RANGES_MAX / 2 - 1);
-        redone.declare(1, 1, &[floor(1)]).unwrap();
-        let error = redone.declare(1, 1, &[floor(2)]).unwrap_err();
+        redone.declare(1, 1, &[durable_stamp(1)]).unwrap();
+        let error = redone.declare(1, 1, &[durable_stamp(2)]).unwrap_err();
         assert_eq!(error.errno(), Errno::ENOMEM);
         let write = |at| (5, Change::Write { at }, 10);
         assert!(redone.plan(1, FileId { ino: 3, generation: 0 }, write(0)).is_err());
@@ -386,7 +393,7 @@ mod tests {
     /// Changes of attributes alone, and those that fail, were remembered without an end.
     #[test]
     fn files_and_failures_count_too() {
-        let redone = Redone::default();
+        let redone = ReplayedChanges::default();
         let id = |ino| FileId { ino, generation: 0 };
         let attr = (5, Change::Attr(SetAttr { mode: Some(0o600), ..SetAttr::default() }), 0);
         for ino in [1, 2, 2] {

@@ -11,9 +11,9 @@ use crate::server::ranges::RangeTable;
 
 /// The syncs of one export.
 #[derive(Default)]
-pub(crate) struct Stable {
+pub(crate) struct GroupSync {
     /// Everything up to this stamp is on media.
-    floor: AtomicU64,
+    durable_stamp: AtomicU64,
     /// Up to this stamp all clients have been told so.
     told: AtomicU64,
     state: Mutex<State>,
@@ -45,7 +45,7 @@ enum Turn {
 }
 
 /// A sync under way. Should it be given up, the next in turn makes one.
-struct Running<'a>(&'a Stable);
+struct Running<'a>(&'a GroupSync);
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
@@ -57,14 +57,14 @@ impl Drop for Running<'_> {
     }
 }
 
-impl Stable {
+impl GroupSync {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The stamp up to which everything is on media, as far as is known.
-    pub(crate) fn floor(&self) -> u64 {
-        self.floor.load(Ordering::SeqCst)
+    pub(crate) fn durable_stamp(&self) -> u64 {
+        self.durable_stamp.load(Ordering::SeqCst)
     }
 
     /// Whether clients are to be told that everything up to `stamp` is on media: not by everybody
@@ -101,7 +101,7 @@ impl Stable {
                 let upto = ranges.settled().await;
                 let outcome = fs.sync_all(cx).await.map(|()| upto);
                 if outcome.is_ok() {
-                    self.floor.fetch_max(upto, Ordering::SeqCst);
+                    self.durable_stamp.fetch_max(upto, Ordering::SeqCst);
                 }
                 let mut state = self.lock();
                 if let Err(error) = &outcome {
@@ -153,7 +153,8 @@ mod tests {
     fn a_sync_speaks_of_what_was_over_before_it_began() {
         let kind = dray_rt::DriverKind::Simulated { seed: 1 };
         dray_rt::Executor::new(kind).unwrap().block_on(async {
-            let (stable, ranges) = (Arc::new(Stable::default()), Arc::new(RangeTable::default()));
+            let (stable, ranges) =
+                (Arc::new(GroupSync::default()), Arc::new(RangeTable::default()));
             let file = |ino| FileId { ino, generation: 1 };
             let running = ranges.write(file(1), Span::ALL).await;
             let over = ranges.write(file(2), Span::ALL).await.stamp().unwrap();
@@ -166,10 +167,10 @@ mod tests {
             });
             dray_rt::sleep(std::time::Duration::from_secs(1)).await;
             let stamp = running.stamp().unwrap();
-            assert!(stable.floor() < stamp, "{stamp} is being written");
+            assert!(stable.durable_stamp() < stamp, "{stamp} is being written");
             drop(running);
             assert_eq!(sync.await.unwrap(), over);
-            assert_eq!(stable.floor(), over);
+            assert_eq!(stable.durable_stamp(), over);
         });
     }
 }

@@ -14,7 +14,7 @@ use dray_core::{Context, Entry, FileId, FileSystem, FileType, OpenFile, OpenHow}
 use dray_rt::Instant;
 
 use crate::server::as_server;
-use crate::server::seldom::Seldom;
+use crate::server::log_throttle::LogThrottle;
 
 /// Files kept at most; the removal of another one waits until everybody is back.
 const KEPT_MAX: usize = 4096;
@@ -24,11 +24,11 @@ const WAIT_LEASES_MAX: u32 = 10;
 
 /// Who is to come back to an export, and what is kept for them.
 #[derive(Default)]
-pub(crate) struct Returning {
+pub(crate) struct RecoveryWindow {
     anybody: AtomicBool,
     state: Mutex<State>,
-    crowded: Seldom,
-    unkept: Seldom,
+    crowded: LogThrottle,
+    unkept: LogThrottle,
 }
 
 #[derive(Default)]
@@ -40,7 +40,7 @@ struct State {
     waiting: Vec<Waker>,
 }
 
-impl Returning {
+impl RecoveryWindow {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -150,7 +150,7 @@ mod tests {
             dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 2 }).unwrap();
         executor.block_on(async {
             let (fs, cx) = (MemoryFs::new(MemoryOptions::default()), Context::system());
-            let returning = Arc::new(Returning::default());
+            let returning = Arc::new(RecoveryWindow::default());
             returning.awaits(1, LEASE);
             let mut last = None;
             for number in 0..=KEPT_MAX {
@@ -195,7 +195,7 @@ mod tests {
             let (root, name) = (fs.info().root, Name::new(b"f").unwrap());
             let (entry, file) = fs.create(&cx, root, name, NEW).await.unwrap();
             file.close(&cx).await.unwrap();
-            let returning = Returning::default();
+            let returning = RecoveryWindow::default();
             returning.awaits(1, LEASE);
             returning.awaits(2, LEASE);
             let dir = Name::new(b"d").unwrap();

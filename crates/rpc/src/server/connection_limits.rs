@@ -22,7 +22,7 @@ use crate::server::refusals::Refusals;
 
 /// Connections in their handshake at a time, where there may be many connections; else a
 /// quarter of these.
-const GUESTS_MAX: usize = 1024;
+const HANDSHAKES_MAX: usize = 1024;
 /// The part of them that one address may have.
 const PARTS: usize = 8;
 /// However few there may be, so many of one address: what one mount makes.
@@ -32,7 +32,7 @@ const QUIET: Duration = Duration::from_secs(60);
 /// Failures remembered as having been complained of.
 const COMPLAINTS_MAX: usize = 1024;
 
-pub(crate) struct Door {
+pub(crate) struct ConnectionLimits {
     connections_max: usize,
     sessions_max: usize,
     state: Mutex<State>,
@@ -44,20 +44,20 @@ pub(crate) struct Door {
 struct State {
     connections: usize,
     /// The same by address.
-    visits: BTreeMap<ClientAddress, usize>,
-    guests: BTreeMap<ClientAddress, usize>,
-    guests_all: usize,
+    connections_of: BTreeMap<ClientAddress, usize>,
+    handshakes: BTreeMap<ClientAddress, usize>,
+    handshakes_all: usize,
     /// Sessions.
-    residents: BTreeMap<ClientAddress, usize>,
-    residents_all: usize,
-    complaints: BTreeMap<(ClientAddress, Fault), Instant>,
+    sessions_of: BTreeMap<ClientAddress, usize>,
+    sessions_all: usize,
+    complaints: BTreeMap<(ClientAddress, HandshakeFault), Instant>,
     /// When it was last said that there are too many of all.
     crowded: Option<Instant>,
 }
 
 /// Who has too many connections in their handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Crowd {
+pub(crate) enum Overload {
     /// All together.
     Everybody,
     /// The address of the newest one.
@@ -66,9 +66,9 @@ pub(crate) enum Crowd {
 
 /// What went wrong with a connection: one thing that was said does not hide another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Fault {
+pub(crate) enum HandshakeFault {
     /// There are too many of its address.
-    Crowd,
+    Overload,
     /// It is no client's, or says nothing.
     Greeting,
     /// It was refused at its greeting, with this error number.
@@ -78,33 +78,33 @@ pub(crate) enum Fault {
 }
 
 /// A connection, as it is counted.
-pub(crate) struct Visit {
-    door: Arc<Door>,
+pub(crate) struct ConnectionPlace {
+    limits: Arc<ConnectionLimits>,
     who: ClientAddress,
 }
 
 /// A connection in its handshake, as it is counted.
-pub(crate) struct Guest {
-    door: Arc<Door>,
+pub(crate) struct HandshakePlace {
+    limits: Arc<ConnectionLimits>,
     who: ClientAddress,
 }
 
 /// A session, as it is counted among those of its address.
-pub(crate) struct Resident {
-    door: Arc<Door>,
+pub(crate) struct SessionPlace {
+    limits: Arc<ConnectionLimits>,
     who: ClientAddress,
 }
 
-impl Resident {
+impl SessionPlace {
     pub(crate) fn address(&self) -> ClientAddress {
         self.who
     }
 }
 
-impl Door {
+impl ConnectionLimits {
     /// Lets in `connections_max` at a time, which have `sessions_max` sessions.
-    pub(crate) fn new(connections_max: usize, sessions_max: usize) -> Door {
-        Door {
+    pub(crate) fn new(connections_max: usize, sessions_max: usize) -> ConnectionLimits {
+        ConnectionLimits {
             connections_max,
             sessions_max,
             state: Mutex::default(),
@@ -114,7 +114,7 @@ impl Door {
     }
 
     fn guests_max(&self) -> usize {
-        GUESTS_MAX.min(self.connections_max / 4)
+        HANDSHAKES_MAX.min(self.connections_max / 4)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -122,44 +122,47 @@ impl Door {
     }
 
     /// Lets a connection begin its handshake, if there are not too many. Without a place for
-    /// its visit it is to be refused there.
-    pub(crate) fn enter(self: &Arc<Door>, peer: Peer) -> Result<(Option<Visit>, Guest), Crowd> {
+    /// its connection_place it is to be refused there.
+    pub(crate) fn enter(
+        self: &Arc<ConnectionLimits>,
+        peer: Peer,
+    ) -> Result<(Option<ConnectionPlace>, HandshakePlace), Overload> {
         let (who, guests_max) = (peer.address(), self.guests_max());
         let mut state = self.lock();
-        let of_this = state.guests.get(&who).copied().unwrap_or(0);
-        if state.guests_all >= guests_max {
-            return Err(Crowd::Everybody);
+        let of_this = state.handshakes.get(&who).copied().unwrap_or(0);
+        if state.handshakes_all >= guests_max {
+            return Err(Overload::Everybody);
         }
         if of_this >= (guests_max / PARTS).max(OF_ONE_MIN) {
-            return Err(Crowd::OneAddress);
+            return Err(Overload::OneAddress);
         }
-        let visits = state.visits.get(&who).copied().unwrap_or(0);
+        let connections_of = state.connections_of.get(&who).copied().unwrap_or(0);
         let free = self.connections_max.saturating_sub(state.connections);
-        let visit = (free > 0 && visits < free.max(OF_ONE_MIN)).then(|| {
+        let connection_place = (free > 0 && connections_of < free.max(OF_ONE_MIN)).then(|| {
             state.connections += 1;
-            state.visits.insert(who, visits + 1);
-            Visit { door: self.clone(), who }
+            state.connections_of.insert(who, connections_of + 1);
+            ConnectionPlace { limits: self.clone(), who }
         });
-        if visit.is_none() {
+        if connection_place.is_none() {
             self.refused_connections.counts();
         }
-        state.guests_all += 1;
-        state.guests.insert(who, of_this + 1);
-        Ok((visit, Guest { door: self.clone(), who }))
+        state.handshakes_all += 1;
+        state.handshakes.insert(who, of_this + 1);
+        Ok((connection_place, HandshakePlace { limits: self.clone(), who }))
     }
 
     /// Counts a session of `peer`, unless there are `of_one_max` of its address, or as many as there
     /// are left for others; `known`: sessions that there are, also those of clients that have not
     /// come back yet. Errors: how many its address has.
     pub(crate) fn settle(
-        self: &Arc<Door>,
+        self: &Arc<ConnectionLimits>,
         peer: Peer,
         (of_one_max, known): (usize, usize),
-    ) -> Result<Resident, usize> {
+    ) -> Result<SessionPlace, usize> {
         let who = peer.address();
         let mut state = self.lock();
-        let of_this = state.residents.get(&who).copied().unwrap_or(0);
-        let free = self.sessions_max.saturating_sub(known.max(state.residents_all));
+        let of_this = state.sessions_of.get(&who).copied().unwrap_or(0);
+        let free = self.sessions_max.saturating_sub(known.max(state.sessions_all));
         if of_this >= of_one_max.min(free.max(1)) {
             self.refused_sessions.counts();
             return Err(of_this);
@@ -168,22 +171,26 @@ impl Door {
     }
 
     /// Counts a session of `peer` that there is already.
-    pub(crate) fn resides(self: &Arc<Door>, peer: Peer) -> Resident {
+    pub(crate) fn count_session(self: &Arc<ConnectionLimits>, peer: Peer) -> SessionPlace {
         self.moves_in(&mut self.lock(), peer.address())
     }
 
-    fn moves_in(self: &Arc<Door>, state: &mut State, who: ClientAddress) -> Resident {
-        *state.residents.entry(who).or_default() += 1;
-        state.residents_all += 1;
-        Resident { door: self.clone(), who }
+    fn moves_in(
+        self: &Arc<ConnectionLimits>,
+        state: &mut State,
+        who: ClientAddress,
+    ) -> SessionPlace {
+        *state.sessions_of.entry(who).or_default() += 1;
+        state.sessions_all += 1;
+        SessionPlace { limits: self.clone(), who }
     }
 
     /// Whether it is worth a line for people that `peer` was turned away. Of thousands that come at
     /// once it is not worth one each.
-    pub(crate) fn complains_of(&self, crowd: Crowd, peer: Peer) -> bool {
+    pub(crate) fn complains_of(&self, crowd: Overload, peer: Peer) -> bool {
         match crowd {
-            Crowd::OneAddress => self.complains(peer, Fault::Crowd),
-            Crowd::Everybody => {
+            Overload::OneAddress => self.complains(peer, HandshakeFault::Overload),
+            Overload::Everybody => {
                 let mut state = self.lock();
                 let tells = state.crowded.is_none_or(|last| last.elapsed() >= QUIET);
                 if tells {
@@ -195,7 +202,7 @@ impl Door {
     }
 
     /// Whether a failure of `peer` is worth a line for people: the first of its kind in a while is.
-    pub(crate) fn complains(&self, peer: Peer, fault: Fault) -> bool {
+    pub(crate) fn complains(&self, peer: Peer, fault: HandshakeFault) -> bool {
         let (key, now) = ((peer.address(), fault), dray_rt::now());
         let mut state = self.lock();
         if state.complaints.get(&key).is_some_and(|last| last.elapsed() < QUIET) {
@@ -212,19 +219,19 @@ impl Door {
     }
 }
 
-impl Drop for Visit {
+impl Drop for ConnectionPlace {
     fn drop(&mut self) {
-        let mut state = self.door.lock();
+        let mut state = self.limits.lock();
         state.connections = state.connections.saturating_sub(1);
-        give_back(&mut state.visits, self.who);
+        give_back(&mut state.connections_of, self.who);
     }
 }
 
-impl Drop for Resident {
+impl Drop for SessionPlace {
     fn drop(&mut self) {
-        let mut state = self.door.lock();
-        state.residents_all = state.residents_all.saturating_sub(1);
-        give_back(&mut state.residents, self.who);
+        let mut state = self.limits.lock();
+        state.sessions_all = state.sessions_all.saturating_sub(1);
+        give_back(&mut state.sessions_of, self.who);
     }
 }
 
@@ -238,11 +245,11 @@ fn give_back(counts: &mut BTreeMap<ClientAddress, usize>, who: ClientAddress) {
     }
 }
 
-impl Drop for Guest {
+impl Drop for HandshakePlace {
     fn drop(&mut self) {
-        let mut state = self.door.lock();
-        state.guests_all = state.guests_all.saturating_sub(1);
-        give_back(&mut state.guests, self.who);
+        let mut state = self.limits.lock();
+        state.handshakes_all = state.handshakes_all.saturating_sub(1);
+        give_back(&mut state.handshakes, self.who);
     }
 }
 
@@ -257,32 +264,33 @@ mod tests {
     // proves: P126
     #[test]
     fn one_address_does_not_keep_the_others_out() {
-        let door = Arc::new(Door::new(100_000, 10));
-        let crowd: Vec<_> = std::iter::from_fn(|| door.enter(peer(1)).ok()).collect();
-        assert_eq!(crowd.len(), GUESTS_MAX / PARTS);
-        assert_eq!(door.enter(peer(1)).err(), Some(Crowd::OneAddress));
-        assert!(door.enter(peer(2)).is_ok() && door.enter(Peer::Local).is_ok());
+        let limits = Arc::new(ConnectionLimits::new(100_000, 10));
+        let crowd: Vec<_> = std::iter::from_fn(|| limits.enter(peer(1)).ok()).collect();
+        assert_eq!(crowd.len(), HANDSHAKES_MAX / PARTS);
+        assert_eq!(limits.enter(peer(1)).err(), Some(Overload::OneAddress));
+        assert!(limits.enter(peer(2)).is_ok() && limits.enter(Peer::Local).is_ok());
         drop(crowd);
-        assert!(door.enter(peer(1)).is_ok());
-        let all: Vec<_> = (0..=255).cycle().map_while(|last| door.enter(peer(last)).ok()).collect();
-        assert_eq!(all.len(), GUESTS_MAX);
-        assert_eq!(door.enter(peer(1)).err(), Some(Crowd::Everybody));
+        assert!(limits.enter(peer(1)).is_ok());
+        let all: Vec<_> =
+            (0..=255).cycle().map_while(|last| limits.enter(peer(last)).ok()).collect();
+        assert_eq!(all.len(), HANDSHAKES_MAX);
+        assert_eq!(limits.enter(peer(1)).err(), Some(Overload::Everybody));
         drop(all);
-        assert!(door.lock().guests.is_empty() && door.lock().connections == 0);
+        assert!(limits.lock().handshakes.is_empty() && limits.lock().connections == 0);
     }
 
     // proves: P126
     #[test]
     fn one_address_has_so_many_sessions_and_no_more() {
-        let door = Arc::new(Door::new(100, 100));
-        let settle = |peer| door.settle(peer, (3, 0));
+        let limits = Arc::new(ConnectionLimits::new(100, 100));
+        let settle = |peer| limits.settle(peer, (3, 0));
         let first: Vec<_> = std::iter::from_fn(|| settle(peer(1)).ok()).collect();
         assert_eq!((first.len(), settle(peer(1)).err()), (3, Some(3)));
         assert!(settle(peer(2)).is_ok() && settle(Peer::Local).is_ok());
-        drop(door.resides(peer(1))); // it was there before a restart
+        drop(limits.count_session(peer(1))); // it was there before a restart
         drop(first);
         assert!(settle(peer(1)).is_ok());
-        assert!(door.lock().residents.is_empty() && door.lock().residents_all == 0);
+        assert!(limits.lock().sessions_of.is_empty() && limits.lock().sessions_all == 0);
     }
 
     /// Sixteen addresses filled the server, and one host has any number of those of IPv6.
@@ -293,40 +301,44 @@ mod tests {
             let address = std::net::Ipv6Addr::from([0xfd00, 0, 0, network, 0, 0, 0, host]);
             Peer::Ip((address, 700).into())
         };
-        let door = Arc::new(Door::new(100, 100));
+        let limits = Arc::new(ConnectionLimits::new(100, 100));
         let mut hosts = 0..;
         let mut all_of = |network| -> Vec<_> {
-            let next = |host_of| door.settle(host(network, host_of), (1000, 0)).ok();
+            let next = |host_of| limits.settle(host(network, host_of), (1000, 0)).ok();
             hosts.by_ref().map_while(next).collect()
         };
         let (one, other) = (all_of(1), all_of(2));
         assert_eq!((one.len(), other.len()), (50, 25));
-        assert!(door.settle(peer(1), (1000, 0)).is_ok());
-        assert_eq!(door.settle(peer(1), (1000, 99)).map(drop), Ok(()), "the last is a newcomer's");
-        let mut visits = Vec::new();
-        while let Ok((Some(visit), _)) = door.enter(host(1, 1)) {
-            visits.push(visit);
+        assert!(limits.settle(peer(1), (1000, 0)).is_ok());
+        assert_eq!(
+            limits.settle(peer(1), (1000, 99)).map(drop),
+            Ok(()),
+            "the last is a newcomer's"
+        );
+        let mut connections_of = Vec::new();
+        while let Ok((Some(connection_place), _)) = limits.enter(host(1, 1)) {
+            connections_of.push(connection_place);
         }
-        assert_eq!(visits.len(), 50);
-        assert!(door.enter(host(2, 1)).unwrap().0.is_some());
-        assert_eq!((door.refused_sessions.count(), door.refused_connections.count()), (2, 1));
+        assert_eq!(connections_of.len(), 50);
+        assert!(limits.enter(host(2, 1)).unwrap().0.is_some());
+        assert_eq!((limits.refused_sessions.count(), limits.refused_connections.count()), (2, 1));
     }
 
     // proves: P126
     #[test]
     fn there_are_as_many_connections_as_there_may_be() {
-        let door = Arc::new(Door::new(100, 100));
-        // Each shakes hands at once, so that it is a guest no more.
-        let enter = |last| door.enter(peer(last)).unwrap().0;
-        let mut visits: Vec<_> = (1..=100).map_while(enter).collect();
-        assert_eq!(visits.len(), 100);
+        let limits = Arc::new(ConnectionLimits::new(100, 100));
+        // Each shakes hands at once, so that it is a handshake_place no more.
+        let enter = |last| limits.enter(peer(last)).unwrap().0;
+        let mut connections_of: Vec<_> = (1..=100).map_while(enter).collect();
+        assert_eq!(connections_of.len(), 100);
         // Those who find no place are told so, and are not many.
-        let turned_away: Vec<_> = std::iter::from_fn(|| door.enter(peer(1)).ok()).collect();
+        let turned_away: Vec<_> = std::iter::from_fn(|| limits.enter(peer(1)).ok()).collect();
         assert_eq!(turned_away.len(), OF_ONE_MIN);
-        assert!(turned_away.iter().all(|(visit, _)| visit.is_none()));
+        assert!(turned_away.iter().all(|(connection_place, _)| connection_place.is_none()));
         drop(turned_away);
-        visits.pop();
-        assert!(door.enter(peer(1)).unwrap().0.is_some());
+        connections_of.pop();
+        assert!(limits.enter(peer(1)).unwrap().0.is_some());
     }
 
     // proves: P63
@@ -335,21 +347,29 @@ mod tests {
         let mut executor =
             dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 1 }).unwrap();
         executor.block_on(async {
-            let door = Door::new(10, 10);
-            let refused = |last, fault| door.complains(peer(last), fault);
-            assert!(refused(1, Fault::Greeted(1)) && !refused(1, Fault::Greeted(1)));
-            assert!(refused(2, Fault::Greeted(1)));
+            let limits = ConnectionLimits::new(10, 10);
+            let refused = |last, fault| limits.complains(peer(last), fault);
+            assert!(
+                refused(1, HandshakeFault::Greeted(1)) && !refused(1, HandshakeFault::Greeted(1))
+            );
+            assert!(refused(2, HandshakeFault::Greeted(1)));
             // What came later for another reason was not said: a wrong key behind none.
-            assert!(refused(1, Fault::Challenged(1)) && refused(1, Fault::Greeted(2)));
-            let crowds = (0..=255).filter(|last| door.complains_of(Crowd::Everybody, peer(*last)));
+            assert!(
+                refused(1, HandshakeFault::Challenged(1)) && refused(1, HandshakeFault::Greeted(2))
+            );
+            let crowds =
+                (0..=255).filter(|last| limits.complains_of(Overload::Everybody, peer(*last)));
             assert_eq!(crowds.count(), 1, "one line for all of them");
             dray_rt::sleep(QUIET).await;
-            assert!(refused(1, Fault::Crowd) && door.complains_of(Crowd::Everybody, peer(1)));
-            assert!(!door.complains_of(Crowd::OneAddress, peer(1)));
+            assert!(
+                refused(1, HandshakeFault::Overload)
+                    && limits.complains_of(Overload::Everybody, peer(1))
+            );
+            assert!(!limits.complains_of(Overload::OneAddress, peer(1)));
             for last in 0..=255 {
-                (0..8).for_each(|errno| _ = refused(last, Fault::Greeted(errno)));
+                (0..8).for_each(|errno| _ = refused(last, HandshakeFault::Greeted(errno)));
             }
-            assert!(door.lock().complaints.len() <= COMPLAINTS_MAX);
+            assert!(limits.lock().complaints.len() <= COMPLAINTS_MAX);
         });
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::server::journal::{Journal, Keepsake};
+use crate::server::journal::{Journal, PersistentRecord};
 use crate::server::recovery::keys::TicketKeys;
 use crate::wire::{Input, Wire};
 
@@ -17,7 +17,7 @@ pub(crate) const EVICTED_MAX: usize = 4096;
 const STAMPS_AHEAD: u64 = 1 << 32;
 
 /// Keeps it.
-pub(crate) struct Life {
+pub(crate) struct ServerEpoch {
     journal: Arc<dyn Journal>,
     pub(crate) ticket_keys: TicketKeys,
     evicted: Mutex<Evicted>,
@@ -40,16 +40,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Life {
+impl ServerEpoch {
     /// Takes over what `journal` has. What it has not begins anew; what it cannot keep does
     /// so at the next start.
-    pub(crate) fn begin(journal: Arc<dyn Journal>) -> Life {
-        let evicted = words(&*journal, Keepsake::Evicted).into_iter().rev().take(EVICTED_MAX);
+    pub(crate) fn begin(journal: Arc<dyn Journal>) -> ServerEpoch {
+        let evicted =
+            words(&*journal, PersistentRecord::Evicted).into_iter().rev().take(EVICTED_MAX);
         let evicted = Mutex::new(Evicted { last: evicted.rev().collect(), count: 0 });
-        let stamps_before = words(&*journal, Keepsake::StampsBound).first().copied().unwrap_or(0);
+        let stamps_before =
+            words(&*journal, PersistentRecord::StampsBound).first().copied().unwrap_or(0);
         let stamps_bound = Mutex::new(stamps_before);
         let (ticket_keys, noted) = (TicketKeys::begin(&*journal), Mutex::default());
-        Life { ticket_keys, journal, evicted, noted, stamps_before, stamps_bound }
+        ServerEpoch { ticket_keys, journal, evicted, noted, stamps_before, stamps_bound }
     }
 
     /// A stamp above which no earlier life has given any.
@@ -65,7 +67,7 @@ impl Life {
             return;
         }
         let next = newest.saturating_add(STAMPS_AHEAD);
-        match keep(&*self.journal, Keepsake::StampsBound, [next]) {
+        match keep(&*self.journal, PersistentRecord::StampsBound, [next]) {
             true => *bound = next,
             false => log::error!("a next server goes on counting changes with the clock"),
         }
@@ -97,27 +99,31 @@ impl Life {
             let evicted = lock(&self.evicted);
             (evicted.last.iter().copied().collect(), evicted.count)
         };
-        match keep(&*self.journal, Keepsake::Evicted, all) {
+        match keep(&*self.journal, PersistentRecord::Evicted, all) {
             true => *noted = count,
             false => log::error!("evicted clients may begin anew after a restart of the server"),
         }
     }
 }
 
-fn read(journal: &dyn Journal, what: Keepsake) -> Option<Vec<u8>> {
+fn read(journal: &dyn Journal, what: PersistentRecord) -> Option<Vec<u8>> {
     journal.kept(what).unwrap_or_else(|error| {
         log::error!("what was kept cannot be read, and begins anew: {error}");
         None
     })
 }
 
-fn words(journal: &dyn Journal, what: Keepsake) -> Vec<u64> {
+fn words(journal: &dyn Journal, what: PersistentRecord) -> Vec<u64> {
     let bytes = read(journal, what).unwrap_or_default();
     let mut input = Input(&bytes);
     std::iter::from_fn(|| input.get().ok()).collect()
 }
 
-fn keep(journal: &dyn Journal, what: Keepsake, words: impl IntoIterator<Item = u64>) -> bool {
+fn keep(
+    journal: &dyn Journal,
+    what: PersistentRecord,
+    words: impl IntoIterator<Item = u64>,
+) -> bool {
     let mut bytes = Vec::new();
     words.into_iter().for_each(|word| word.put(&mut bytes));
     let kept = journal.keep(what, &bytes);
@@ -151,7 +157,7 @@ mod tests {
     #[test]
     fn evictions_of_many_are_noted_together() {
         let journal = Arc::new(WatchedJournal::<Count>::default());
-        let life = Life::begin(journal.clone());
+        let life = ServerEpoch::begin(journal.clone());
         let kept = || journal.1.0.swap(0, Ordering::SeqCst);
         kept();
         (0..1000).for_each(|session| life.evict(session));
@@ -160,7 +166,7 @@ mod tests {
         life.evict(1000);
         life.note_evicted();
         assert_eq!(kept(), 1);
-        assert!(Life::begin(journal.clone()).is_evicted(1000));
+        assert!(ServerEpoch::begin(journal.clone()).is_evicted(1000));
     }
 
     /// Each of a thousand exports began where the one before it had had the bound noted, and had it
@@ -168,26 +174,26 @@ mod tests {
     #[test]
     fn exports_that_begin_together_have_the_bound_noted_once() {
         let journal = Arc::new(WatchedJournal::<Count>::default());
-        Life::begin(journal.clone()).stamps_given(1000);
-        let life = Life::begin(journal.clone());
+        ServerEpoch::begin(journal.clone()).stamps_given(1000);
+        let life = ServerEpoch::begin(journal.clone());
         journal.1.0.store(0, Ordering::SeqCst);
         let before = life.stamps_before();
         for _ in 0..1000 {
             life.stamps_given(life.stamps_before() + 1);
         }
         assert_eq!((journal.1.0.load(Ordering::SeqCst), life.stamps_before()), (1, before));
-        assert!(Life::begin(journal).stamps_before() > before);
+        assert!(ServerEpoch::begin(journal).stamps_before() > before);
     }
 
     #[test]
     fn the_next_life_goes_on_where_this_one_ended() {
         let journal = Arc::new(MemoryJournal::default());
-        let first = Life::begin(journal.clone());
+        let first = ServerEpoch::begin(journal.clone());
         first.stamps_given(1000);
         first.stamps_given(1001);
         (0..EVICTED_MAX as u64 + 3).for_each(|session| first.evict(session));
         first.note_evicted();
-        let next = Life::begin(journal.clone());
+        let next = ServerEpoch::begin(journal.clone());
         assert_eq!(next.ticket_keys, first.ticket_keys);
         assert!(next.stamps_before() >= 1001 + STAMPS_AHEAD / 2);
         for life in [&first, &next] {
@@ -196,6 +202,6 @@ mod tests {
         }
         let many = next.stamps_before() - 5;
         next.stamps_given(many);
-        assert!(Life::begin(journal).stamps_before() > many + STAMPS_AHEAD / 2);
+        assert!(ServerEpoch::begin(journal).stamps_before() > many + STAMPS_AHEAD / 2);
     }
 }

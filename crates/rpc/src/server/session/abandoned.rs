@@ -5,9 +5,9 @@
 
 use std::time::Duration;
 
-use super::Session;
+use super::ServerSession;
 
-impl Session {
+impl ServerSession {
     /// Gives up what was cut short and has not been asked for again a `lease` after its client has
     /// come back. Answers how many changes that were.
     pub(crate) fn give_up_unasked(&self, lease: Duration) -> usize {
