@@ -11,7 +11,7 @@ use dray_core::{
 use dray_fabric::sim::{Network, SimConnection};
 use dray_fabric::{Connection, Sink};
 use dray_fuzz::{Cutter, memory, simulated};
-use dray_rpc::client::{ClientOptions, RemoteFs, ClientSession, SessionMemory};
+use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, SessionMemory};
 use dray_rpc::wire::{Challenge, Kind, ReplyHead, Welcome};
 use libfuzzer_sys::fuzz_target;
 

@@ -7,9 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use dray_core::Op;
 use dray_fuzz::{Cutter, memory, simulated};
-use dray_rpc::server::{
-    Export, FileJournal, Journal, Loss, Server, ServerOptions, SessionRecord,
-};
+use dray_rpc::server::{Export, FileJournal, Journal, Loss, Server, ServerOptions, SessionRecord};
 use libfuzzer_sys::fuzz_target;
 
 const SLOTS: u32 = 4;

@@ -4,8 +4,9 @@
 
 use dray_core::{DirPage, Entry, Identity, Op, Statfs};
 use dray_rpc::wire::{
-    Call, CallHead, Challenge, Change, Floor, Hello, Input, NotifyHead, Proof, Refused, ReplyHead,
-    Stamp, Ticket, Welcome, Wire, get_floors, peek_kind, peek_tag, peek_unknown_op,
+    Call, CallHead, Challenge, Change, FileDurableStamp, Hello, Input, NotifyHead, Proof, Refused,
+    ReplyHead, Stamp, Ticket, Welcome, Wire, get_durable_stamps, peek_kind, peek_tag,
+    peek_unknown_op,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -48,8 +49,8 @@ fuzz_target!(|bytes: &[u8]| {
     again::<Identity>(bytes);
     again::<Change>(bytes);
     again::<(Stamp, Ticket)>(bytes);
-    again::<Floor>(bytes);
-    let _ = (get_floors(bytes), ReplyHead::split(bytes));
+    again::<FileDurableStamp>(bytes);
+    let _ = (get_durable_stamps(bytes), ReplyHead::split(bytes));
     // Names within a page may be cut to what a page can hold: only that it is understood.
     let _ = Input::whole::<DirPage>(bytes);
 });

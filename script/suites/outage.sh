@@ -151,7 +151,7 @@ not_kept_is_told() {
     [ "$(told bare losses)" -ge 2 ]
     "$DRAY" status "$at" --json | grep "it was not kept" >/dev/null
     if [ ! -e "$at/fresh" ]; then
-        "$DRAY" status "$at" --json | grep "nothing has the name any more" >/dev/null
+        "$DRAY" status "$at" --json | grep "no file has the name any more" >/dev/null
     fi
     unmount_at bare
 }

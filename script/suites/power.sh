@@ -108,7 +108,7 @@ lost_names_are_told() {
     serve_machine
     ls "$at" >/dev/null
     if [ -e "$at/fresh/file" ]; then return; fi # its name was on media
-    "$DRAY" status "$at" --json | grep "nothing has the name any more" >/dev/null
+    "$DRAY" status "$at" --json | grep "no file has the name any more" >/dev/null
 }
 
 checked() {

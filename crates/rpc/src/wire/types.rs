@@ -106,6 +106,9 @@ impl<'a> Wire<'a> for Attr {
         let (btime, (attributes, attributes_mask)) = input.get()?;
         let says = mode & SAYS_VALIDITY != 0;
         let validity = if says { input.get()? } else { Validity::UNSAID };
+        if says && validity == Validity::UNSAID {
+            return Err(Malformed("a validity that says nothing"));
+        }
         let mode = mode & !SAYS_VALIDITY;
         Ok(Attr {
             ino,
