@@ -139,22 +139,35 @@ fn found_by(input: &mut Input<'_>) -> Looked<(Option<Found>, Option<Maker>)> {
     Ok((found, by))
 }
 
-/// Finds out what came of a change.
-pub(crate) async fn settle(fs: &dyn FileSystem, op: Op, intent: &[u8]) -> Settled {
-    settle_known(fs, op, intent, None).await
+/// What is known of a change beside its intent.
+#[derive(Clone, Copy)]
+struct Background {
+    /// The machine has been lost since: what an earlier life has found may be gone.
+    lost: bool,
+    /// What it was answered to have made.
+    answered: Option<FileId>,
 }
 
-/// The same; `made` is what it was answered to have made.
-async fn settle_known(fs: &dyn FileSystem, op: Op, intent: &[u8], made: Option<FileId>) -> Settled {
+/// Finds out what came of a change. `lost`: the machine has been lost since it was noted.
+pub(crate) async fn settle(fs: &dyn FileSystem, op: Op, intent: &[u8], lost: bool) -> Settled {
+    settle_known(fs, op, intent, Background { lost, answered: None }).await
+}
+
+async fn settle_known(
+    fs: &dyn FileSystem,
+    op: Op,
+    intent: &[u8],
+    background: Background,
+) -> Settled {
     let settled = match OpRow::of(op).trace {
-        Trace::Made => settle_made(fs, intent, made, false).await,
-        Trace::Created => settle_made(fs, intent, made, true).await,
+        Trace::Made => settle_made(fs, intent, background, false).await,
+        Trace::Created => settle_made(fs, intent, background, true).await,
         Trace::Linked => settle_link(fs, intent).await,
         Trace::Removed => settle_remove(fs, intent).await,
         Trace::Renamed => settle_rename(fs, intent).await,
         Trace::Written => settle_write(fs, intent).await,
         Trace::Copied => settle_copy(intent),
-        Trace::Put => settle_put(fs, intent, made).await,
+        Trace::Put => settle_put(fs, intent, background).await,
         Trace::XattrSet => settle_xattr(fs, intent, true).await,
         Trace::XattrRemoved => settle_xattr(fs, intent, false).await,
         Trace::Repeatable => settle_repeatable(intent),
@@ -176,7 +189,8 @@ pub(crate) async fn settle_answered(
     match begun {
         _ if !answer.is_success() => Settled::Done(Box::new(answer)),
         Some((op, intent)) => {
-            settle_known(fs, op, &of_answered(op, intent, None), answer.file()).await
+            let background = Background { lost: true, answered: answer.file() };
+            settle_known(fs, op, &of_answered(op, intent, None), background).await
         }
         None => Settled::Undone,
     }
@@ -243,11 +257,34 @@ fn is_same(one: Option<FileId>, other: Option<FileId>) -> bool {
     matches!((one, other), (Some(one), Some(other)) if one.ino == other.ino)
 }
 
+/// What an earlier life has noted as found, as far as it is there. A loss of the machine takes what was
+/// not on media: then the change is one that has not been made.
+async fn still_found(
+    fs: &dyn FileSystem,
+    (dir, name): (FileId, &[u8]),
+    (found, by): (Found, Option<Maker>),
+    lost: bool,
+) -> Looked<Option<Found>> {
+    let (id, _) = found;
+    if !lost {
+        return Ok(Some(found)); // whoever has removed it since did that after the change
+    }
+    match fs.getattr(&as_server::of_nobody(), id).await {
+        Ok(_) => Ok(Some(found)),
+        // Or it has another id in this life: then it is under its name.
+        Err(error) if matches!(error.errno(), Errno::ESTALE | Errno::ENOENT) => {
+            Ok(find(fs, dir, name).await?.and_then(|entry| made_it(entry, by, Some(id))))
+        }
+        Err(error) if bars_the_change(error.errno()) => Ok(Some(found)),
+        Err(_) => Err(Unsettled::Untold),
+    }
+}
+
 /// `opens`: it opens what is there already, and may cut that.
 async fn settle_made(
     fs: &dyn FileSystem,
     intent: &[u8],
-    answered: Option<FileId>,
+    Background { lost, answered }: Background,
     opens: bool,
 ) -> Looked<Settled> {
     let mut input = Input(intent);
@@ -262,7 +299,7 @@ async fn settle_made(
     }
     let (found, by) = found_by(&mut input)?;
     let found = match found {
-        Some(found) => Some(found),
+        Some(found) => still_found(fs, (dir, name), (found, by), lost).await?,
         None => find(fs, dir, name).await?.and_then(|entry| made_it(entry, by, answered)),
     };
     let Some((id, proven)) = found else { return Ok(Settled::Undone) };
@@ -375,14 +412,14 @@ fn settle_copy(intent: &[u8]) -> Looked<Settled> {
 async fn settle_put(
     fs: &dyn FileSystem,
     intent: &[u8],
-    answered: Option<FileId>,
+    Background { lost, answered }: Background,
 ) -> Looked<Settled> {
     let mut input = Input(intent);
     let (dir, name): (FileId, &[u8]) = input.get()?;
     let before: Option<FileId> = input.get()?;
     let (begun, by) = found_by(&mut input)?;
     let found = match begun {
-        Some(begun) => Some(begun),
+        Some(begun) => still_found(fs, (dir, name), (begun, by), lost).await?,
         None => match (before, find(fs, dir, name).await?) {
             (None, Some(entry)) => made_it(entry, by, answered),
             // Cut and written, or not yet: once more into the same file is the same.

@@ -242,6 +242,7 @@ impl ReplaySlots {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::server::exactly_once::maker::Maker;
     use crate::server::export::Export;
     use crate::server::journal::{Journal, MemoryJournal, SessionRecord};
     use crate::wire::Wire;
@@ -407,6 +408,38 @@ mod tests {
             slots.restore(&answered.export(), true).await;
             let (_, verdict) = answered.next_life(false).await;
             assert!(matches!(verdict, Verdict::Fresh));
+        });
+    }
+
+    /// A loss of power spared what was made, and the server after it noted that. What the next loss
+    /// took was opened nevertheless, with `ESTALE`, and a put of it was answered and not made.
+    // proves: P102
+    #[test]
+    fn what_one_loss_spares_and_the_next_takes_is_made_again() {
+        simulated(async {
+            let (cx, name) = (Context::system(), Name::new(b"f").unwrap());
+            for op in [Op::Make, Op::Create, Op::Put] {
+                let empty = MemoryFs::new(MemoryOptions::default());
+                let (root, by) = (empty.info().root, Maker::of(&empty, &cx, libc::S_IFREG, 0));
+                let mut intent = Vec::new();
+                ((root, name.as_bytes()), None::<FileId>).put(&mut intent);
+                (None::<(FileId, bool)>, Some(by)).put(&mut intent);
+                let spared = Answered::begun(op, &intent).await;
+                let id = spared.fs.create(&cx, root, name, NEW).await.unwrap().0.id;
+                let is_of_it = |verdict| match verdict {
+                    Verdict::Again(Again { amend, .. }) => {
+                        amend.and_then(|amend| amend.made().or(amend.put())) == Some((id, true))
+                    }
+                    _ => false,
+                };
+                for lost in [true, false, true] {
+                    assert!(is_of_it(spared.next_life(lost).await.1), "{op:?}, lost: {lost}");
+                }
+                let taken = Answered { fs: empty, ..spared };
+                assert!(is_of_it(taken.next_life(false).await.1), "{op:?}: others removed it");
+                let (_, verdict) = taken.next_life(true).await;
+                assert!(matches!(verdict, Verdict::Fresh), "{op:?} is not made again");
+            }
         });
     }
 

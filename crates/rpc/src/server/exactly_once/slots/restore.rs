@@ -55,7 +55,7 @@ impl ReplaySlots {
             }
             SlotRecord::Intent { sequence, op, intent } => {
                 let noted = Noted { slot, sequence };
-                return self.find_out(export, noted, (op, intent)).await;
+                return self.find_out(export, lost, noted, (op, intent)).await;
             }
         })
     }
@@ -93,10 +93,11 @@ impl ReplaySlots {
     async fn find_out(
         &self,
         export: &Export,
+        lost: bool,
         noted: Noted,
         (op, intent): (Op, Vec<u8>),
     ) -> Option<Slot> {
-        let settled = settle::settle(&*export.fs, op, &intent).await;
+        let settled = settle::settle(&*export.fs, op, &intent, lost).await;
         if export.is_lost() {
             return None;
         }
