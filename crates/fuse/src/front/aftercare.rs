@@ -1,5 +1,5 @@
 //! Looks after callers whose end the kernel does not tell of, so that nobody stays unkillable
-//! while the server is away (docs/adr/0003-blocking-locks.md and 0021-what-ends.md).
+//! while the server is away (docs/adr/0003-blocking-locks.md and 0021-ends-of-state.md).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;

@@ -1,5 +1,5 @@
 //! Split reads: a large read in two parts, each on a connection of its own. Two threads at each end
-//! move and copy the data at the same time (docs/adr/0023-halves-of-reads.md).
+//! move and copy the data at the same time (docs/adr/0023-split-reads.md).
 //!
 //! The server says of which version of the file it read each part. If both are of one version, a
 //! single read would have seen the same. If not, the file is read again in one piece.

@@ -4,7 +4,7 @@
 //! A ticket says what was true once, so it must end some time. A key is replaced at the first
 //! start after a day, and believed until it is replaced again. Clients that are there when a
 //! server starts open their files again, and get tickets of the new key with that: of what
-//! stays open none runs out (docs/adr/0021-what-ends.md).
+//! stays open none runs out (docs/adr/0021-ends-of-state.md).
 
 use std::time::Duration;
 
