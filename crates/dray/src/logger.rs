@@ -15,7 +15,7 @@ struct Logger {
     syslog: OnceLock<Syslog>,
 }
 
-/// The way to whoever listens at a socket. It outlives them: one that is started anew, as by an
+/// The way to the listener of a socket. It outlives the listener: one that is started anew, as by an
 /// upgrade, is found again.
 struct Syslog {
     at: PathBuf,

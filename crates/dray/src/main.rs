@@ -41,7 +41,7 @@ use crate::error::Failure;
 fn main() -> ExitCode {
     signals::ignore_what_others_cause();
     let args = args::helper_args().unwrap_or_else(args::own_args);
-    // A server tells whoever started it that it serves, and what; other commands only what
+    // A server tells its starter that it serves, and what; other commands only what
     // went wrong.
     let serves = matches!(args.command, Command::Serve(_));
     logger::start(args.verbose.max(u8::from(serves)), args.quiet);
@@ -74,7 +74,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::MountSupervisor(args) => mount::supervisor::run(args),
         Command::MountDaemon(args) => mount::daemon::run(args),
         Command::WakeMount { mountpoint } => mount::daemon::wake(&mountpoint),
-        Command::GatherEntries { mountpoint } => mount::daemon::gather(&mountpoint),
+        Command::GatherEntries { mountpoint } => mount::daemon::reclaim_entries(&mountpoint),
         Command::Invalidate => mount::daemon::invalidate(),
     }
 }

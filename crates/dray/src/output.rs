@@ -21,7 +21,7 @@ pub fn print_line(text: impl Display) -> Result<(), Failure> {
 }
 
 /// As [`print()`], a line of JSON. What a terminal would obey of it is escaped, as JSON has it: it
-/// means the same to whoever parses it.
+/// means the same to a program that parses it.
 pub fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
     let text = value.to_string();
     let mut line = String::with_capacity(text.len() + 1);

@@ -56,7 +56,7 @@ pub fn make_run_dir() -> Result<(), Failure> {
     })
 }
 
-/// Whether whoever called says which run directory is meant.
+/// Whether the caller says which run directory is meant.
 pub fn is_run_dir_given() -> bool {
     std::env::var_os(RUN_DIR).is_some()
 }

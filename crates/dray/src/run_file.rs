@@ -33,7 +33,7 @@ impl RunFile {
         fs::symlink_metadata(&self.path).is_ok_and(|meta| meta.ino() == self.inode)
     }
 
-    /// Gives the name `path` to what was made at `made`, whoever had it. Errors: those of
+    /// Gives the name `path` to what was made at `made`, and replaces a former file of the name. Errors: those of
     /// rename(2) and flock(2); then nothing is left at `made`.
     pub fn take(made: &Path, path: PathBuf) -> io::Result<RunFile> {
         let taken = turn(&path).and_then(|_turn| {

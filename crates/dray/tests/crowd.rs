@@ -84,7 +84,7 @@ fn a_silent_crowd_takes_no_descriptors_from_others() {
         !matches!(socket.read(&mut [0]), Ok(0))
     };
     // The first are let in, as a rule; a connection of the mount that has shaken hands leaves its
-    // place to whoever comes next. When their time for the handshake is over they go, too.
+    // place to the next client. When their time for the handshake is over they go, too.
     wait_for("the rest to be turned away", || {
         crowd.iter().filter(|socket| is_let_in(socket)).count() <= LET_IN_MAX
     });

@@ -71,7 +71,7 @@ fn without_a_key_ordinary_users_do_not_speak_for_others() {
     refusals(&["mount", "TARGET", at], &["unshare", "-Urm"]);
     let text = fs::read_to_string(&log).unwrap();
     assert!(text.contains("ended in its handshake: export `data` takes clients"), "{text}");
-    // Every listener without a key is warned of, whoever is allowed, and what is open to all.
+    // Every listener without a key is warned of, whichever users are allowed, and what is open to all.
     assert!(text.contains(&format!("no key is asked for at {listen}")), "{text}");
     let insecure =
         format!("export `open` is insecure: every user of each machine that gets to {listen}");
@@ -132,7 +132,7 @@ fn a_user_at_the_unix_socket_is_himself() {
     fs::set_permissions(rig.path("export"), fs::Permissions::from_mode(0o777)).unwrap();
     let dray = program(&rig);
     let (survey, target) = (rig.path("export/survey"), rig.target());
-    // Files of a survey are made as whoever surveys says that he is, and are listed while it lasts.
+    // Files of a survey are made as the user that the surveying process names, and are listed while it lasts.
     let words = format!(
         "{dray} survey '{target}' --seconds 0.5 --threads 1 --block 4K > /dev/null & \
          while ! ls -n {0}/.dray-survey* 2> /dev/null; do sleep 0.05; done; kill $!; wait || true",

@@ -1,4 +1,4 @@
-//! What servers and mounts tell whoever watches over them.
+//! What servers and mounts tell their monitoring.
 
 mod common;
 

@@ -461,13 +461,13 @@ fn the_keeper_of_deleted_files_ends_when_it_is_asked_to() {
         });
     }
     let mut keeper = keeper.spawn().unwrap();
-    wait_for("the keeper", || dir.path().join("keeper.sock").exists());
+    wait_for("the descriptor store", || dir.path().join("keeper.sock").exists());
     signal(keeper.id() as i32, libc::SIGTERM);
     assert_eq!(keeper.wait().unwrap().signal(), Some(libc::SIGTERM), "not by itself");
 }
 
-/// A server that was killed as it started left a keeper that started, too, and that one took the
-/// socket from the keeper of the next server: the one after that did not find the deleted files.
+/// A server that was killed as it started left a descriptor store that started, too, and that one took the
+/// socket from the descriptor store of the next server: the one after that did not find the deleted files.
 // proves: P89
 #[test]
 fn of_two_keepers_of_one_server_the_first_stays_to_be_found() {
@@ -481,7 +481,7 @@ fn of_two_keepers_of_one_server_the_first_stays_to_be_found() {
     let mut first = start();
     let server = Socket::new(Domain::UNIX, Type::SEQPACKET, None).unwrap();
     let address = SockAddr::unix(&path).unwrap();
-    wait_for("the keeper", || server.connect(&address).is_ok());
+    wait_for("the descriptor store", || server.connect(&address).is_ok());
     let inode = fs::metadata(&path).unwrap().ino();
     let mut second = start();
     wait_for("the end of the second", || ended(&mut second));
@@ -492,7 +492,7 @@ fn of_two_keepers_of_one_server_the_first_stays_to_be_found() {
     assert!(!path.exists(), "it is taken away at its end");
 }
 
-/// Where the state directory was replaced behind a server that had ended, its keeper took the socket of
+/// Where the state directory was replaced behind a server that had ended, its descriptor store took the socket of
 /// the next one away: deleted files that were open then were lost with the next kill of the server.
 // proves: P89
 #[test]
@@ -505,7 +505,7 @@ fn a_keeper_leaves_the_socket_of_the_one_in_the_place_of_its_directory() {
         let keeper = keeper.arg("keep-files").arg(&state).spawn().unwrap();
         let server = Socket::new(Domain::UNIX, Type::SEQPACKET, None).unwrap();
         let address = SockAddr::unix(&path).unwrap();
-        wait_for("the keeper", || server.connect(&address).is_ok());
+        wait_for("the descriptor store", || server.connect(&address).is_ok());
         (keeper, server)
     };
     let (mut first, its_server) = start();

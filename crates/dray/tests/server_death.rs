@@ -44,8 +44,8 @@ fn what_nobody_can_come_back_for_is_not_kept() {
     rig.serve(&[]);
     rig.demand(&["evict", session]);
     rig.end_server(libc::SIGTERM);
-    let keeper = rig.path("state").join("keeper.sock");
-    common::wait_for("the end of the keeper", || !keeper.exists());
+    let store = rig.path("state").join("keeper.sock");
+    common::wait_for("the end of the descriptor store", || !store.exists());
 }
 
 /// They stayed there for ever where no server came back for the same state directory.
@@ -304,10 +304,10 @@ fn deleted_files_are_stale_once_the_server_s_machine_was_lost() {
         ([unnamed, deleted.0], kept.0)
     });
     rig.end_server(libc::SIGKILL);
-    let keeper = || common::processes("keep-files", &rig.path("state"));
-    assert_eq!(keeper().len(), 1);
-    daemons::signal(keeper()[0], libc::SIGKILL);
-    common::wait_for("the end of the keeper", || keeper().is_empty());
+    let store = || common::processes("keep-files", &rig.path("state"));
+    assert_eq!(store().len(), 1);
+    daemons::signal(store()[0], libc::SIGKILL);
+    common::wait_for("the end of the descriptor store", || store().is_empty());
     rig.serve(&["--boot-id", "2"]);
     for (gone, kept) in &files {
         for file in gone {

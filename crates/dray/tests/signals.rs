@@ -82,7 +82,7 @@ fn what_clients_can_cause_is_ignored_by_every_process() {
         return;
     }
     let (mut rig, at) = Rig::mounted("");
-    // A deleted file that is open has the server start its keeper.
+    // A deleted file that is open has the server start its descriptor store.
     let open = File::create(at.join("deleted")).unwrap();
     fs::remove_file(at.join("deleted")).unwrap();
     let server = rig.server();

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use common::daemons::{daemon, gone, signal, supervisor, wait_for_connections};
 use common::{LEAVE_OTHERS_MOUNTS, Rig, is_mounted, on_transports, processes, wait_for};
 
-/// A way to the server at `socket` for who comes first; whoever comes later finds it closed.
+/// A way to the server at `socket` for the first client; later clients find it closed.
 fn way_for_one(socket: PathBuf) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

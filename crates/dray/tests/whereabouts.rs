@@ -1,4 +1,4 @@
-//! The processes of a mount are found by whoever may ask, whatever run directory they were given;
+//! The processes of a mount are found by every permitted user, whatever run directory they were given;
 //! and what was killed leaves nothing for ever. Needs root.
 
 mod common;

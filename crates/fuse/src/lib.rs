@@ -15,7 +15,7 @@ mod worker;
 
 pub use mount::choice::NoRing;
 pub use mount::device::{clone_device, open_device};
-pub use mount::gather::gather_entries;
+pub use mount::entry_reclaim::reclaim_entries;
 pub use mount::session::{KernelSession, request_time_max};
 pub use mount::wake::{is_aborted, wake_queues};
 pub use mount::{MountFlags, MountOptions, mode_at, mount, remount, unmount};
@@ -23,6 +23,6 @@ pub use notify::{Notifier, resend};
 pub use options::{Consistency, Host, NoHost, Options, Transport, TransportWish, WORKERS_MAX};
 pub use state::State;
 pub use worker::flight::InFlight;
-pub use worker::invalidator::{Dropper, drop_outdated};
+pub use worker::invalidator::{InvalidatorProcess, invalidate_nodes};
 pub use worker::jobs::JobsOf;
 pub use worker::{Device, Mounted, PerThread, Reporter, Stats};

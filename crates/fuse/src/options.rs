@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::worker::invalidator::Dropper;
+use crate::worker::invalidator::InvalidatorProcess;
 
 /// What applications on different nodes may rely on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -119,13 +119,13 @@ pub trait Host: Send + Sync + 'static {
     fn wake_queues(&self);
 
     /// The mount rests, and the payloads of its ring's entries have taken much memory:
-    /// [`gather_entries`](crate::gather_entries) is to be called, in another process.
-    fn gather_entries(&self);
+    /// [`reclaim_entries`](crate::reclaim_entries) is to be called, in another process.
+    fn reclaim_entries(&self);
 
-    /// Starts another process, which calls [`drop_outdated`](crate::drop_outdated) with `device` and
+    /// Starts another process, which calls [`invalidate_nodes`](crate::invalidate_nodes) with `device` and
     /// the other ends of the pipes that are returned, and ends with that. Errors: it cannot be
     /// started; then what others have changed is seen at the next open, or when attributes run out.
-    fn start_dropping(&self, device: BorrowedFd<'_>) -> io::Result<Dropper>;
+    fn start_invalidator(&self, device: BorrowedFd<'_>) -> io::Result<InvalidatorProcess>;
 }
 
 /// A [`Host`] that has no other processes.
@@ -135,9 +135,9 @@ pub struct NoHost;
 impl Host for NoHost {
     fn wake_queues(&self) {}
 
-    fn gather_entries(&self) {}
+    fn reclaim_entries(&self) {}
 
-    fn start_dropping(&self, _: BorrowedFd<'_>) -> io::Result<Dropper> {
+    fn start_invalidator(&self, _: BorrowedFd<'_>) -> io::Result<InvalidatorProcess> {
         Err(io::ErrorKind::Unsupported.into())
     }
 }

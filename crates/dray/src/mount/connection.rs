@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use dray_client::{ClientSession, ConnectError, ConnectOptions, RemoteFs, SessionMemory, Target};
 use dray_core::{Errno, Error, Stack};
-use dray_fuse::{Dropper, Host};
+use dray_fuse::{Host, InvalidatorProcess};
 use dray_layers::metrics::Metrics;
 use dray_layers::observed_stack;
 use dray_rt::sync::watch;
@@ -56,7 +56,7 @@ pub struct SupervisorRequests {
     /// To have the queues of a ring pushed.
     pub push: NotifyFn,
     /// To have the entries of a ring come together.
-    pub gather: NotifyFn,
+    pub reclaim: NotifyFn,
 }
 
 /// The processes around a daemon: its supervisor, and one that has the kernel drop pages.
@@ -77,11 +77,11 @@ impl Host for DaemonHost {
         (self.wishes.push)();
     }
 
-    fn gather_entries(&self) {
-        (self.wishes.gather)();
+    fn reclaim_entries(&self) {
+        (self.wishes.reclaim)();
     }
 
-    fn start_dropping(&self, device: BorrowedFd<'_>) -> io::Result<Dropper> {
+    fn start_invalidator(&self, device: BorrowedFd<'_>) -> io::Result<InvalidatorProcess> {
         let mut dropping = self.dropping.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mut before) = dropping.take() {
             let _ = before.wait(); // it has closed its end of the pipe, so it is about to end
@@ -93,7 +93,7 @@ impl Host for DaemonHost {
         *dropping = Some(command.spawn().inspect_err(|error| {
             log::warn!("changes by other clients show at the next open: {error}");
         })?);
-        Ok(Dropper { nodes, dropped })
+        Ok(InvalidatorProcess { nodes, dropped })
     }
 }
 

@@ -72,7 +72,7 @@ fn serve(args: MountDaemonArgs) -> Result<(), Failure> {
     let wait = adopted.then(|| saying(&control, WAITING)).transpose().beginning(what)?;
     let wishes = SupervisorRequests {
         push: saying(&control, WAKE).beginning(what)?,
-        gather: saying(&control, GATHER).beginning(what)?,
+        reclaim: saying(&control, GATHER).beginning(what)?,
     };
     let device = Device { fd: held.device, clones: held.clones, state };
     let replaceable = std::env::var_os(TRIED).is_some();
@@ -122,8 +122,8 @@ pub fn wake(at: &Path) -> Result<(), Failure> {
 }
 
 /// Has the entries of a ring come together, in a process that holds nothing of the mount.
-pub fn gather(at: &Path) -> Result<(), Failure> {
-    dray_fuse::gather_entries(at)
+pub fn reclaim_entries(at: &Path) -> Result<(), Failure> {
+    dray_fuse::reclaim_entries(at)
         .doing(|| format!("cannot bring the entries of {} together", at.display()))
 }
 
@@ -131,7 +131,7 @@ pub fn gather(at: &Path) -> Result<(), Failure> {
 /// to our standard input and reads from our standard error, and the device is our standard output.
 pub fn invalidate() -> Result<(), Failure> {
     signals::name_process(c"dray-invalidate");
-    dray_fuse::drop_outdated(io::stdout().as_fd(), io::stdin(), io::stderr())
+    dray_fuse::invalidate_nodes(io::stdout().as_fd(), io::stdin(), io::stderr())
         .doing(|| "cannot receive invalidations".to_owned())
 }
 

@@ -76,7 +76,7 @@ impl MountInfo {
         all.iter().rfind(|entry| entry.at == self.at).or(all.first()).cloned()
     }
 
-    /// The same for whoever asks it for something: where it was, if it is nowhere to be seen.
+    /// The same for a command that asks it for something: where it was, if it is nowhere to be seen.
     pub fn now_at(&self) -> PathBuf {
         self.place().map_or_else(|| self.at.clone(), |place| place.at)
     }

@@ -11,7 +11,7 @@ use crate::mount::supervisor;
 use crate::{output, paths};
 
 /// How long unmounting waits for the daemon to sync what it has, to take leave of the server and
-/// to end: whoever stops the server next finds nobody there, and no grace period follows. A
+/// to end: the next stop of the server finds no client, and no grace period follows. A
 /// server that does not answer holds nobody up longer.
 const FAREWELL_MAX: Duration = Duration::from_secs(5);
 

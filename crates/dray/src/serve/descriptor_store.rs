@@ -46,6 +46,8 @@ pub type StoreMessage = [u8; MESSAGE_BYTES];
 pub type StoreKey = [u8; 32];
 
 /// Where the store process of a state directory listens.
+///
+/// The file keeps its first name: a server that is upgraded finds a running store by this name.
 pub fn socket_path(state: &Path) -> PathBuf {
     state.join("keeper.sock")
 }

@@ -35,7 +35,7 @@ impl Loopback {
         let what = || "cannot start a server of nothing on loopback".to_owned();
         let fs = NullFs::new(FsUuid(1), NULL_BYTES);
         let mut export = Export::new(NULL_EXPORT, fs, Vec::new());
-        export.insecure = true; // whoever surveys need not be root, and there is nothing in it
+        export.insecure = true; // the surveying user need not be root, and there is nothing in it
         let exports = vec![export];
         let journal = Arc::new(MemoryJournal::default());
         let server = Server::new(ServerOptions::default(), exports, journal);
@@ -47,7 +47,7 @@ impl Loopback {
                 executor.block_on(accept(server, Arc::new(workers), tell.clone(), stopped));
             });
             if let Err(error) = result {
-                let _ = tell.send(Err(error)); // whoever started us waits for it
+                let _ = tell.send(Err(error)); // the starting thread waits for it
             }
         });
         let thread = thread.doing(what)?;
@@ -78,7 +78,7 @@ async fn accept(
     let Listening { address, listener } = match listen_first(&any).await {
         Ok(listening) => listening,
         Err(error) => {
-            let _ = tell.send(Err(error)); // whoever started us waits for it
+            let _ = tell.send(Err(error)); // the starting thread waits for it
             return;
         }
     };

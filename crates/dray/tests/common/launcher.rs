@@ -52,7 +52,7 @@ impl Pid {
         family
     }
 
-    /// What it is, and where in the kernel its threads are, for whoever waits for it in vain.
+    /// What it is, and where in the kernel its threads are, for a test that waits for it in vain.
     pub fn whereabouts(self) -> String {
         let dir = format!("/proc/{}", self.0);
         let read = |path: &str| {

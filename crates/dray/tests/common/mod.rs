@@ -203,7 +203,7 @@ impl Rig {
         self.server.unwrap()
     }
 
-    /// Sends the server a signal; whoever asks waits for its end.
+    /// Sends the server a signal; the caller waits for its end.
     pub fn signal_server(&mut self, signal: i32) -> Pid {
         let server = self.server.take().unwrap();
         server.signal(signal);

@@ -2,13 +2,13 @@
 //!
 //! Under `close-to-open` the kernel opens a file whose name it has believed in for a while, and tells
 //! us of the file alone. Others may have given the name to another file meanwhile, or have removed it:
-//! who opens a file wants the one that is there. So the server is told by which name the kernel has
+//! who opens a file wants the one that is there. So the server learns by which name the kernel has
 //! come to the file, and answers ESTALE if the name leads elsewhere by now. The kernel tries that once
 //! more then, and looks up each name of the path (`do_filp_open` in fs/namei.c, LOOKUP_REVAL). So it
 //! does where the kernel may have come by one of several names.
 //!
 //! At the second time no name is asked for: what was looked up within the call is opened, though others
-//! may have replaced that, too. And whoever opens by a descriptor (/proc/self/fd, `.` of a directory)
+//! may have replaced that, too. And a caller that opens by a descriptor (/proc/self/fd, `.` of a directory)
 //! names nothing, comes back to the same file, and gets it. So does who opens by a handle, without coming
 //! back: the kernel's NFS server would pass ESTALE on.
 
@@ -37,7 +37,7 @@ const OPENING: &[i64] = &[
 
 impl Worker {
     /// Opens a file to which the kernel has come by a name that it may only believe in. Of callers
-    /// that cannot be seen it cannot be told who comes again: they are not sent back.
+    /// that cannot be seen a retry cannot be recognized: such callers get no ESTALE.
     pub(super) async fn open_believed(
         &self,
         cx: &Context,
@@ -94,7 +94,7 @@ impl Worker {
         }
     }
 
-    /// The caller, if that is a thread that was sent back.
+    /// The caller, if that is a thread that was answered with ESTALE.
     pub(super) async fn who_was_sent_back(&self, thread: Pid) -> Option<RetryCaller> {
         if !self.shared.stale_retries.remembers(thread) {
             return None;

@@ -92,7 +92,7 @@ impl Worker {
         }
         let ways: &[i32] = match entry.attr.file_type() {
             FileType::Socket => &[libc::W_OK],
-            // Readers and writers meet in one inode: whoever is one of them must have it.
+            // Readers and writers meet in one inode: a caller that is either must have it.
             FileType::Fifo => &[libc::R_OK, libc::W_OK],
             FileType::CharDevice | FileType::BlockDevice => &[libc::R_OK | libc::W_OK],
             _ => return Ok(true),

@@ -204,7 +204,7 @@ impl Worker {
     }
 
     /// A descriptor was closed. The server hears of it if it has something to do or to
-    /// say: fcntl locks end with it, and an error not told yet must be told.
+    /// say: fcntl locks end with it, and an error not yet reported must be reported.
     pub(crate) async fn flush(
         &self,
         cx: &Context,

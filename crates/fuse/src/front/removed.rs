@@ -1,7 +1,7 @@
-//! Names in directories that others have removed, for whoever still works there.
+//! Names in directories that others have removed, for the processes that still work there.
 //!
 //! The server answers ESTALE for such a directory, and the kernel looks the path up again, which is
-//! what serves a path best: somebody may have made another directory of that name. But whoever has the
+//! what serves a path best: somebody may have made another directory of that name. But a process that has the
 //! directory itself, as its working directory or by a descriptor, comes back to it; Linux would have
 //! said ENOENT at once. So at the second time within a call that is what is answered.
 

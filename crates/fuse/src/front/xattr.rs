@@ -4,7 +4,7 @@
 use dray_core::{Context, Errno, Error, FileId, Result, XattrSet};
 
 use crate::front::{Worker, invalid};
-use crate::mount::{gather, wake};
+use crate::mount::{entry_reclaim, wake};
 use crate::proto::Operation;
 use crate::proto::wire::Small;
 use crate::state::capabilities;
@@ -21,7 +21,7 @@ impl Worker {
         let id = self.id(node)?;
         match *op {
             Operation::Getxattr { name, .. }
-                if [wake::ATTRIBUTE, gather::ATTRIBUTE].contains(&name) =>
+                if [wake::ATTRIBUTE, entry_reclaim::ATTRIBUTE].contains(&name) =>
             {
                 Err(Errno::ENODATA.into())
             }

@@ -182,7 +182,7 @@ mod tests {
         Mounted::start_with(std::sync::Arc::new(memory), device, Options::default()).unwrap()
     }
 
-    /// Ends the mount if whoever uses it hangs, so that the test fails and ends.
+    /// Ends the mount if its user hangs, so that the test fails and ends.
     fn abort_in_time(at: &Path) -> mpsc::Sender<()> {
         let (ends, ended) = mpsc::channel();
         let at = CString::new(at.as_os_str().as_bytes()).unwrap();

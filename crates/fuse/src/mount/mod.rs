@@ -3,7 +3,7 @@
 pub(crate) mod agree;
 pub(crate) mod choice;
 pub(crate) mod device;
-pub(crate) mod gather;
+pub(crate) mod entry_reclaim;
 pub(crate) mod pages;
 pub(crate) mod session;
 pub(crate) mod wake;

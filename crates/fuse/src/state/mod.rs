@@ -59,7 +59,7 @@ pub(crate) mod header {
     /// What the node numbers of this mount have that those of others do not
     /// ([`crate::state::nodes`]); 0: nothing, as before there was this word.
     pub(crate) const EPOCH: usize = 104;
-    /// Records of who was sent back to look names up ([`crate::state::stale_retries`]), to the end
+    /// Records of callers that were answered with ESTALE ([`crate::state::stale_retries`]), to the end
     /// of the page or nearly so; zeros in memory that has none.
     pub(crate) const STALE_RETRIES: usize = 128;
 }

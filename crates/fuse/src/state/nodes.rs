@@ -312,7 +312,7 @@ impl Nodes {
         let is_its_node = index.slots.get(&id) == Some(&slot); // else it has another by now
         let keeps = is_its_node && self.has_handles();
         let flags = self.get(slot, REUSE);
-        // In this order: whoever finds one without the other knows what was meant.
+        // In this order: a reader that finds one without the other can complete it.
         self.set(slot, REUSE, if keeps { flags | FLAG_KEPT } else { flags });
         self.set(slot, LOOKUPS, 0);
         index.directories.forget(slot);

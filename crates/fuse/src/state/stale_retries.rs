@@ -1,4 +1,4 @@
-//! Who was sent back to look names up ([`crate::front::believed`]).
+//! Callers that were answered with ESTALE, so that they look names up again ([`crate::front::believed`]).
 //!
 //! It outlives the daemon: the kernel takes ESTALE for an answer at the second time, and the second
 //! time may come to a successor. So may a request that a daemon died over, which is made once more and
@@ -31,7 +31,7 @@ const INHERITED: Duration = Duration::from_secs(10);
 const THREAD: usize = 0;
 const INO: usize = 8;
 const GENERATION: usize = 16;
-/// The request that was sent back; once it came again, that one and `CAME`.
+/// The request that was answered with ESTALE; once it came again, that one and `CAME`.
 const REQUEST: usize = 24;
 /// A bit that no number of a request has: the kernel counts in twos (`FUSE_REQ_ID_STEP`,
 /// fs/fuse/dev.c).
@@ -60,7 +60,7 @@ enum Calls {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RetriedOpen {
     pub(crate) caller: RetryCaller,
-    /// What it was sent back from, or has found since.
+    /// The file whose open was answered with ESTALE, or the file found since.
     pub(crate) file: FileId,
     pub(crate) request: RequestId,
 }
@@ -76,7 +76,7 @@ pub(crate) struct StaleRetries {
 }
 
 impl StaleRetries {
-    /// Whom a predecessor has sent back, if there was one.
+    /// Callers that a predecessor answered with ESTALE, if there was one.
     pub(crate) fn new(state: State, adopted: bool) -> StaleRetries {
         let until = Mutex::new([now() + AGAIN_WITHIN; RECORDS]);
         let inherits_until = adopted.then(|| now() + INHERITED);
@@ -86,7 +86,7 @@ impl StaleRetries {
         stale_retries
     }
 
-    /// Lookups look no further where there are none: under `strict` nobody is ever sent back.
+    /// Lookups look no further where there are none: under `strict` no caller is ever answered with ESTALE.
     fn look_for_any(&self) {
         let any = (0..RECORDS).any(|record| self.thread(record) != Pid(0));
         self.any.store(any, Ordering::Release);
@@ -149,7 +149,7 @@ impl StaleRetries {
         self.of_thread(thread).is_some()
     }
 
-    /// Whether `request` is known to have been sent back, or to have come again.
+    /// Whether `request` is known to have been answered with ESTALE, or to be the retry.
     pub(crate) fn knows(&self, thread: Pid, request: RequestId) -> bool {
         let _until = self.lock();
         self.of_thread(thread).is_some_and(|record| self.is_of(record, request))
@@ -193,8 +193,8 @@ impl StaleRetries {
         }
     }
 
-    /// A thread opens something. Whether it was sent back just before, and comes to this; if to
-    /// something else, that it was sent back is over. A request that a daemon died over is what it was.
+    /// A thread opens something. Whether it was answered with ESTALE just before, and comes to this; if to
+    /// something else, the ESTALE counts no more. A request that a daemon died over is what it was.
     pub(crate) fn comes(&self, opening: RetriedOpen) -> bool {
         let thread = opening.caller.thread;
         if !self.any.load(Ordering::Acquire) || thread == Pid(0) {
@@ -333,13 +333,13 @@ mod tests {
             let next = || StaleRetries::new(state.clone(), true);
             next().note(opening(1, 7, 1));
             assert!(next().any.load(Ordering::SeqCst));
-            assert!(!next().comes(opening(1, 7, 1)), "it was not told");
+            assert!(!next().comes(opening(1, 7, 1)), "the lookup was not noted");
             next().note(opening(1, 7, 1));
             next().finds(unseen(1), Some(file(8)));
-            assert!(!next().comes(opening(1, 7, 1)), "it was told: nobody waits any more");
+            assert!(!next().comes(opening(1, 7, 1)), "the lookup was noted: no caller waits");
             next().note(opening(1, 7, 1));
             assert!(next().comes(opening(1, 8, 2)));
-            assert!(next().comes(opening(1, 8, 2)), "it was not told");
+            assert!(next().comes(opening(1, 8, 2)), "the lookup was not noted");
             assert!(!next().comes(opening(1, 8, 3)));
         });
     }

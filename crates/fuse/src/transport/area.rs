@@ -1,7 +1,7 @@
 //! The memory of ring entries: a page of headers and a payload for each entry.
 //!
 //! It outlives the daemon: it lies behind the tables of [`State`], and a successor maps it
-//! at the addresses that the kernel was told. So the requests that a daemon had when it died
+//! at the addresses that the kernel was given. So the requests that a daemon had when it died
 //! are there for its successor, and the journal in each page says how far they had come.
 //!
 //! ```text
@@ -37,7 +37,7 @@ const KEPT_PAYLOAD_AT: usize = 528;
 const ANSWERED_AT: usize = 536;
 /// Where the overwritten bytes are kept: headers, then the beginning of the payload.
 const KEEP_AT: usize = 1024;
-/// Where in the page the kernel is told of the two memory areas.
+/// Where in the page the kernel finds the addresses of the two memory areas.
 const IOVEC_AT: usize = 3072;
 /// Most bytes of a request's payload that an answer may overwrite. Requests with a larger
 /// payload are answered with less: a WRITE, the value of an attribute.

@@ -76,7 +76,7 @@ pub(crate) async fn run(
     let mut in_a_row = 0u64;
     let told = stop.clone();
     let mut stopped = pin!(async move {
-        let _ = stop.wait_for(|stop| *stop).await; // or whoever could set it has gone
+        let _ = stop.wait_for(|stop| *stop).await; // or the sender is gone
     });
     let mut alone = true;
     loop {

@@ -4,7 +4,7 @@
 //! mount are few. After an hour in which hundreds of large requests stood still, all of them have
 //! memory. The memory of an idle entry must not be touched: a request may lie in it at any time
 //! without our knowing. So somebody else asks each queue for something as often as it has
-//! entries, at once ([`crate::gather_entries`]). Each of these questions is kept waiting until all
+//! entries, at once ([`crate::reclaim_entries`]). Each of these questions is kept waiting until all
 //! are there: then they hold all entries, and what an entry with such a question has in its payload
 //! is ours to give back.
 
@@ -80,7 +80,7 @@ impl Used {
 /// How far the entries of one queue are with coming together.
 pub(crate) struct PayloadReclaim {
     stage: Mutex<Stage>,
-    /// Changes at the end of each gathering.
+    /// Changes at the end of each reclaim.
     ended: watch::Sender<u64>,
 }
 
@@ -177,7 +177,7 @@ impl Queues {
                 attempts = 0;
                 continue;
             }
-            self.gatherings().for_each(PayloadReclaim::end); // of an attempt that nobody heeded
+            self.reclaims().for_each(PayloadReclaim::end); // of an attempt that nobody heeded
             if !payloads.are_many() || attempts == ATTEMPTS_MAX {
                 payloads.tended.store(false, Ordering::SeqCst);
                 // Something may have come meanwhile, and nobody else looked then.
@@ -190,21 +190,21 @@ impl Queues {
                 continue;
             }
             attempts += 1;
-            self.gatherings().for_each(PayloadReclaim::want);
-            worker.shared.options.host.gather_entries();
+            self.reclaims().for_each(PayloadReclaim::want);
+            worker.shared.options.host.reclaim_entries();
         }
     }
 
     /// The part that an entry of the queue of `cpu` takes which holds a question for it.
-    pub(crate) fn gather(self: &Arc<Queues>, cpu: u16) -> ReclaimPart {
+    pub(crate) fn reclaim_part(self: &Arc<Queues>, cpu: u16) -> ReclaimPart {
         let kept = KEPT_MAX / self.cpus();
-        let part = self.gathering(cpu).join(self.free_entries(cpu), kept);
+        let part = self.reclaim(cpu).join(self.free_entries(cpu), kept);
         if matches!(part, ReclaimPart::First(_)) {
             let queues = self.clone();
-            let mut end = self.gathering(cpu).ended.subscribe();
+            let mut end = self.reclaim(cpu).ended.subscribe();
             dray_rt::spawn(async move {
                 let _ = dray_rt::timeout(GATHERING_MAX, end.changed()).await;
-                queues.gathering(cpu).end();
+                queues.reclaim(cpu).end();
             });
         }
         part
@@ -217,44 +217,41 @@ mod tests {
 
     #[test]
     fn nobody_waits_where_nothing_is_wanted() {
-        let gathering = PayloadReclaim::default();
-        assert!(matches!(gathering.join(8, 2), ReclaimPart::None));
-        gathering.want();
-        assert!(
-            matches!(gathering.join(0, 2), ReclaimPart::None),
-            "all entries hold something else"
-        );
+        let reclaim = PayloadReclaim::default();
+        assert!(matches!(reclaim.join(8, 2), ReclaimPart::None));
+        reclaim.want();
+        assert!(matches!(reclaim.join(0, 2), ReclaimPart::None), "all entries hold something else");
     }
 
     // proves: P133
     #[test]
     fn all_wait_for_the_last_and_the_first_keep_their_memory() {
-        let gathering = PayloadReclaim::default();
-        gathering.want();
-        assert!(matches!(gathering.join(3, 1), ReclaimPart::First(3)));
-        gathering.want(); // while they come: no second beginning
+        let reclaim = PayloadReclaim::default();
+        reclaim.want();
+        assert!(matches!(reclaim.join(3, 1), ReclaimPart::First(3)));
+        reclaim.want(); // while they come: no second beginning
         let mut waiting = Vec::new();
         for gives in [false, true] {
-            match gathering.join(3, 1) {
+            match reclaim.join(3, 1) {
                 ReclaimPart::Waits { gives: does, end } if does == gives => waiting.push(end),
                 _ => panic!("it should wait, and give its memory back: {gives}"),
             }
         }
         assert!(waiting.iter().all(|end| !end.has_changed().unwrap()));
-        assert!(matches!(gathering.join(3, 1), ReclaimPart::Waits { gives: true, .. }));
+        assert!(matches!(reclaim.join(3, 1), ReclaimPart::Waits { gives: true, .. }));
         assert!(waiting.iter().all(|end| end.has_changed().unwrap()));
-        assert!(matches!(gathering.join(3, 1), ReclaimPart::None), "it is over");
+        assert!(matches!(reclaim.join(3, 1), ReclaimPart::None), "it is over");
     }
 
     #[test]
     fn who_waits_is_answered_though_not_all_have_come() {
-        let gathering = PayloadReclaim::default();
-        gathering.want();
-        gathering.join(3, 0);
-        let ReclaimPart::Waits { end, .. } = gathering.join(3, 0) else { panic!("it should wait") };
-        gathering.end();
+        let reclaim = PayloadReclaim::default();
+        reclaim.want();
+        reclaim.join(3, 0);
+        let ReclaimPart::Waits { end, .. } = reclaim.join(3, 0) else { panic!("it should wait") };
+        reclaim.end();
         assert!(end.has_changed().unwrap());
-        assert!(matches!(gathering.join(3, 0), ReclaimPart::None));
+        assert!(matches!(reclaim.join(3, 0), ReclaimPart::None));
     }
 
     #[test]

@@ -57,7 +57,7 @@ struct Queue {
     /// Somebody looks whether it stands still.
     watched: AtomicBool,
     /// Its entries come together for a moment when the mount rests.
-    gathering: PayloadReclaim,
+    reclaim: PayloadReclaim,
 }
 
 impl Queue {
@@ -159,12 +159,12 @@ impl Queues {
         self.queues[usize::from(cpu)].free_entries()
     }
 
-    pub(crate) fn gathering(&self, cpu: u16) -> &PayloadReclaim {
-        &self.queues[usize::from(cpu)].gathering
+    pub(crate) fn reclaim(&self, cpu: u16) -> &PayloadReclaim {
+        &self.queues[usize::from(cpu)].reclaim
     }
 
-    pub(crate) fn gatherings(&self) -> impl Iterator<Item = &PayloadReclaim> {
-        self.queues.iter().map(|queue| &queue.gathering)
+    pub(crate) fn reclaims(&self) -> impl Iterator<Item = &PayloadReclaim> {
+        self.queues.iter().map(|queue| &queue.reclaim)
     }
 
     /// The kernel has an entry of this queue.

@@ -30,7 +30,7 @@ use io_uring::squeue::Entry128;
 use io_uring::{opcode, types};
 
 use crate::front::Worker;
-use crate::mount::gather;
+use crate::mount::entry_reclaim;
 use crate::proto::Head;
 use crate::proto::abi::op;
 use crate::proto::reply::header;
@@ -288,8 +288,9 @@ impl Arrived {
     }
 
     /// Whether it is one of the questions that are to hold all entries at once.
-    fn asks_to_gather(&self, head: &Head) -> bool {
-        head.opcode == op::GETXATTR && self.payload().strip_suffix(b"\0") == Some(gather::ATTRIBUTE)
+    fn asks_to_reclaim(&self, head: &Head) -> bool {
+        head.opcode == op::GETXATTR
+            && self.payload().strip_suffix(b"\0") == Some(entry_reclaim::ATTRIBUTE)
     }
 
     /// The first `size` bytes of the payload, shared from now on.
@@ -359,8 +360,8 @@ async fn serve_entry(
         }
         let Some(head) = Head::decode(entry.slot.headers()) else { return };
         let arrived = Arrived { entry: entry.clone(), payload_len: entry.payload_len() };
-        if arrived.asks_to_gather(&head) {
-            let answer = gathered(&queues, &entry).await;
+        if arrived.asks_to_reclaim(&head) {
+            let answer = reclaim_answer(&queues, &entry).await;
             drop(arrived);
             entry.answer(&ring, token, head.unique, answer).await;
             continue;
@@ -387,8 +388,8 @@ async fn serve_entry(
 
 /// Answers a question for which the entries of a queue come together, when they have done so,
 /// and gives the memory of this one back.
-async fn gathered(queues: &Arc<Queues>, entry: &RingEntry) -> Result<KernelAnswer, i32> {
-    match queues.gather(entry.cpu) {
+async fn reclaim_answer(queues: &Arc<Queues>, entry: &RingEntry) -> Result<KernelAnswer, i32> {
+    match queues.reclaim_part(entry.cpu) {
         ReclaimPart::None => Err(-libc::ENODATA),
         ReclaimPart::First(wanted) => {
             Ok(KernelAnswer::Small(Small::new().u32(wanted as u32).u32(0)))

@@ -1,4 +1,4 @@
-//! Requests under way: for interrupts, and for whoever asks what is going on.
+//! Requests under way: for interrupts, and for status queries.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -133,7 +133,7 @@ impl Flights {
     }
 
     /// A request was taken up by worker `part`; `interruptible` if any signal ends it. Answers
-    /// also what an interrupt means for it that another worker was told of before.
+    /// also what an interrupt means for it that another worker received before.
     pub(crate) fn begin(
         &self,
         part: usize,

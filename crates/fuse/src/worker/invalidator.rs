@@ -23,7 +23,7 @@ use dray_rt::{Instant, now, sleep, timeout};
 use crate::notify::inval_inode;
 use crate::worker::shared::MountShared;
 
-/// Nodes told at once: pipes take as many bytes whole or not at all (`PIPE_BUF`).
+/// Nodes sent at once: pipes take as many bytes whole or not at all (`PIPE_BUF`).
 const NODES_MAX: usize = 512;
 /// Bytes of a node's number, and of a number of nodes.
 const NUMBER_BYTES: usize = 8;
@@ -32,33 +32,33 @@ const NUMBER_BYTES: usize = 8;
 const WAITING_MAX: usize = 1024;
 /// How long it is not tried again where there is no process to be had.
 const PAUSE: Duration = Duration::from_secs(10);
-/// After this a node is told again for which there was no room.
+/// After this a node for which there was no room is sent again.
 const RETRY: Duration = Duration::from_millis(1);
 /// How long one who was signalled waits on.
 const SIGNALLED_MAX: Duration = Duration::from_secs(1);
 
-/// A process that drops what it is told of.
-pub struct Dropper {
+/// A process that drops the nodes it receives.
+pub struct InvalidatorProcess {
     /// Where it reads nodes.
     pub nodes: PipeWriter,
     /// Where it tells how many it has dropped.
     pub dropped: PipeReader,
 }
 
-/// Who is told of nodes whose pages and attributes are to be dropped.
+/// Sends nodes whose pages and attributes are to be dropped to a process that drops them.
 pub(crate) struct Invalidator {
-    told: Mutex<Progress>,
-    /// How many of those told are dropped, or will not be: who dropped them has gone.
+    progress: Mutex<Progress>,
+    /// How many of the nodes sent are dropped, or never will be because their process has ended.
     dropped: watch::Sender<u64>,
 }
 
 #[derive(Default)]
 struct Progress {
     process: Process,
-    /// Nodes told so far, to this process and to those before it.
+    /// Nodes sent so far, to this process and to those before it.
     count: u64,
     /// Processes started so far.
-    lives: u64,
+    processes: u64,
 }
 
 #[derive(Default)]
@@ -79,9 +79,9 @@ enum Process {
 enum DropStatus {
     /// Once as many have been dropped.
     Behind(u64),
-    /// It has to be told again later.
+    /// The node has to be sent again later.
     Later,
-    /// The process has to be started, and the node told again.
+    /// The process has to be started, and the node sent again.
     Start,
     /// There is nobody to drop it.
     Never,
@@ -89,19 +89,19 @@ enum DropStatus {
 
 impl Default for Invalidator {
     fn default() -> Invalidator {
-        Invalidator { told: Mutex::default(), dropped: watch::channel(0).0 }
+        Invalidator { progress: Mutex::default(), dropped: watch::channel(0).0 }
     }
 }
 
 impl Invalidator {
     fn lock(&self) -> MutexGuard<'_, Progress> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// True if the process has to be started.
     fn add(&self, nodes: BTreeSet<u64>) -> bool {
-        let mut told = self.lock();
-        let Progress { process, count, .. } = &mut *told;
+        let mut progress = self.lock();
+        let Progress { process, count, .. } = &mut *progress;
         match process {
             Process::Starting(waiting) => {
                 waiting.extend(nodes.into_iter().take(WAITING_MAX.saturating_sub(waiting.len())));
@@ -111,14 +111,14 @@ impl Invalidator {
             Process::Runs(pipe) if tell(pipe, count, &nodes).is_ok() => return false,
             Process::NotStarted | Process::Runs(_) | Process::Refused(_) => {}
         }
-        self.begin(&mut told, nodes.into_iter().take(WAITING_MAX).collect());
+        self.begin(&mut progress, nodes.into_iter().take(WAITING_MAX).collect());
         true
     }
 
     /// As [`Invalidator::add`], for somebody who waits for it.
     fn ask(&self, node: u64) -> DropStatus {
-        let mut told = self.lock();
-        let Progress { process, count, .. } = &mut *told;
+        let mut progress = self.lock();
+        let Progress { process, count, .. } = &mut *progress;
         match process {
             Process::Starting(_) => return DropStatus::Later,
             Process::Refused(since) if since.elapsed() < PAUSE => return DropStatus::Never,
@@ -129,34 +129,34 @@ impl Invalidator {
             },
             Process::NotStarted | Process::Refused(_) => {}
         }
-        self.begin(&mut told, BTreeSet::new());
+        self.begin(&mut progress, BTreeSet::new());
         DropStatus::Start
     }
 
-    fn begin(&self, told: &mut Progress, waiting: BTreeSet<u64>) {
-        told.process = Process::Starting(waiting);
-        told.lives += 1;
-        self.dropped.send_replace(told.count); // of the one before nobody hears any more
+    fn begin(&self, progress: &mut Progress, waiting: BTreeSet<u64>) {
+        progress.process = Process::Starting(waiting);
+        progress.processes += 1;
+        self.dropped.send_replace(progress.count); // of the one before nobody hears any more
     }
 
-    /// It has been started, or why not. Returns which one it is, and how many nodes were told before it.
+    /// It has been started, or why not. Returns which one it is, and how many nodes were sent before it.
     fn started(&self, pipe: io::Result<PipeWriter>) -> (u64, u64) {
-        let mut told = self.lock();
-        let which = (told.lives, told.count);
-        let waiting = match std::mem::take(&mut told.process) {
+        let mut progress = self.lock();
+        let which = (progress.processes, progress.count);
+        let waiting = match std::mem::take(&mut progress.process) {
             Process::Starting(waiting) => waiting,
             _ => BTreeSet::new(),
         };
         let runs = pipe.and_then(|pipe| {
             never_wait(pipe.as_fd())?;
-            tell(&pipe, &mut told.count, &waiting)?;
+            tell(&pipe, &mut progress.count, &waiting)?;
             Ok(Process::Runs(pipe))
         });
-        told.process = runs.unwrap_or_else(|_| Process::Refused(now()));
+        progress.process = runs.unwrap_or_else(|_| Process::Refused(now()));
         which
     }
 
-    /// As many have been dropped in all; no more than were told, whatever the process says.
+    /// As many have been dropped in all; no more than were sent, whatever the process says.
     fn note_dropped(&self, count: u64) {
         let count = count.min(self.lock().count);
         self.dropped.send_if_modified(|dropped| {
@@ -167,11 +167,11 @@ impl Invalidator {
     }
 
     /// The process has ended. Nobody waits for what it had not dropped.
-    fn ended(&self, life: u64) {
-        let mut told = self.lock();
-        if told.lives == life && matches!(told.process, Process::Runs(_)) {
-            told.process = Process::NotStarted;
-            self.dropped.send_replace(told.count);
+    fn ended(&self, number: u64) {
+        let mut progress = self.lock();
+        if progress.processes == number && matches!(progress.process, Process::Runs(_)) {
+            progress.process = Process::NotStarted;
+            self.dropped.send_replace(progress.count);
         }
     }
 }
@@ -180,16 +180,16 @@ impl Invalidator {
 /// any more.
 fn tell(mut pipe: &PipeWriter, count: &mut u64, nodes: &BTreeSet<u64>) -> io::Result<usize> {
     let bytes: Vec<u8> = nodes.iter().flat_map(|node| node.to_ne_bytes()).collect();
-    let mut told = 0;
+    let mut sent = 0;
     for some in bytes.chunks(NODES_MAX * NUMBER_BYTES) {
         match pipe.write(some) {
             // Full: it waits for something.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-            written => told += written? / NUMBER_BYTES,
+            written => sent += written? / NUMBER_BYTES,
         }
     }
-    *count += told as u64;
-    Ok(told)
+    *count += sent as u64;
+    Ok(sent)
 }
 
 fn never_wait(pipe: BorrowedFd<'_>) -> io::Result<()> {
@@ -250,16 +250,16 @@ async fn dropped(shared: &Arc<MountShared>, node: u64) {
 fn start(shared: &Arc<MountShared>) {
     let ours = shared.clone();
     let run = move || {
-        let dropper = ours.options.host.start_dropping(ours.device.as_fd());
-        let (nodes, dropped) = match dropper {
-            Ok(Dropper { nodes, dropped }) => (Ok(nodes), Some(dropped)),
+        let process = ours.options.host.start_invalidator(ours.device.as_fd());
+        let (nodes, dropped) = match process {
+            Ok(InvalidatorProcess { nodes, dropped }) => (Ok(nodes), Some(dropped)),
             Err(error) => (Err(error), None),
         };
-        let (life, before) = ours.invalidator.started(nodes);
+        let (number, before) = ours.invalidator.started(nodes);
         let invalidator = Arc::downgrade(&ours.invalidator);
         drop(ours); // the process ends with the mount, and not the mount with the process
         if let Some(dropped) = dropped {
-            hear(&invalidator, (life, before), dropped);
+            hear(&invalidator, (number, before), dropped);
         }
     };
     if let Err(error) = std::thread::Builder::new().name("dray-invalidate".into()).spawn(run) {
@@ -267,24 +267,24 @@ fn start(shared: &Arc<MountShared>) {
     }
 }
 
-fn hear(invalidator: &Weak<Invalidator>, (life, before): (u64, u64), mut dropped: impl Read) {
+fn hear(invalidator: &Weak<Invalidator>, (number, before): (u64, u64), mut dropped: impl Read) {
     let mut bytes = [0; NUMBER_BYTES];
     while dropped.read_exact(&mut bytes).is_ok() {
         let Some(invalidator) = invalidator.upgrade() else { return };
         invalidator.note_dropped(before.saturating_add(u64::from_ne_bytes(bytes)));
     }
     if let Some(invalidator) = invalidator.upgrade() {
-        invalidator.ended(life);
+        invalidator.ended(number);
     }
 }
 
 /// Has the kernel behind `device` drop what it has cached of the nodes that are read from `nodes`, as
-/// [`Host::start_dropping`](crate::Host::start_dropping) writes them there, until these end; how many
+/// [`Host::start_invalidator`](crate::Host::start_invalidator) writes them there, until these end; how many
 /// it has dropped so far is written to `dropped`.
 ///
 /// For a process that has nothing else to do and is no daemon: it waits as any application does.
 /// Errors: those of reading `nodes` and of writing to `dropped`.
-pub fn drop_outdated(
+pub fn invalidate_nodes(
     device: BorrowedFd<'_>,
     mut nodes: impl Read,
     mut dropped: impl Write,
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_the_process_is_bounded_and_told_once_it_is_there() {
+    fn what_waits_for_the_process_is_bounded_and_sent_once_it_is_there() {
         let invalidator = Invalidator::default();
         assert!(
             invalidator.add(nodes(1..3)) && !invalidator.add(nodes(2..5)),
@@ -345,7 +345,7 @@ mod tests {
         assert!(!invalidator.add(nodes(7..8)));
         let expected: Vec<u64> = (1..=WAITING_MAX as u64).chain([7]).collect();
         assert_eq!(read(&reader), expected);
-        // Nobody is waited for, and what is told is whole.
+        // No process is waited for, and each node is sent whole.
         (0..100).for_each(|_| assert!(!invalidator.add(nodes(1..NODES_MAX as u64 + 1))));
         assert_eq!(invalidator.ask(7), DropStatus::Later, "there is no room");
         assert_eq!(read(&reader).len() % NODES_MAX, 0);
@@ -376,16 +376,16 @@ mod tests {
         hear(&weak, which, &answers[..]);
         assert_eq!(dropped(&invalidator), 4);
         assert_eq!(invalidator.ask(5), DropStatus::Start);
-        // What the next one is told is counted on, and the end of the last is no end of it.
+        // The nodes sent to the next process are counted on, and the end of the last is no end of it.
         let (reader, writer) = io::pipe().unwrap();
-        let (life, before) = invalidator.started(Ok(writer));
+        let (number, before) = invalidator.started(Ok(writer));
         assert_eq!((invalidator.ask(5), before), (DropStatus::Behind(5), 4));
         invalidator.ended(which.0);
         assert_eq!(dropped(&invalidator), 4);
         drop(reader);
         assert_eq!(invalidator.ask(6), DropStatus::Start, "it has gone unheard");
         assert_eq!(dropped(&invalidator), 5);
-        invalidator.ended(life);
+        invalidator.ended(number);
         assert_eq!(invalidator.ask(6), DropStatus::Later);
     }
 

@@ -1,7 +1,7 @@
 //! The batch jobs of callers, which the kernel's requests do not carry. Their environment tells
 //! (`SLURM_JOB_ID` and the like), and is looked at when somebody asks what is going on.
 //!
-//! Never by whoever serves requests: to show an environment the kernel takes locks that its
+//! Never by a thread that serves requests: to show an environment the kernel takes locks that its
 //! process may hold while it waits for us, that of its memory (munmap(2) writes back what was
 //! mapped) and that of exec(2), which closes files.
 
@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use dray_core::{Identity, Pid};
 
-/// How long whoever asks waits.
+/// How long the caller waits for the answer.
 const PATIENCE: Duration = Duration::from_millis(300);
-/// Callers looked at for one question; what they are not told of has no job.
+/// Callers looked at for one question; a caller that is not looked at has no job.
 const CALLERS_MAX: usize = 256;
 /// Threads that may wait for processes at a time.
 const THREADS_MAX: usize = 4;

@@ -8,7 +8,7 @@ use dray_core::{FileId, LockOwner};
 
 use crate::state::nodes::Nodes;
 
-/// Which processes took fcntl locks on which files: only their closes must be told to
+/// Which processes took fcntl locks on which files: only their closes must be reported to
 /// the server.
 #[derive(Default)]
 pub(crate) struct LockOwners {
@@ -67,7 +67,7 @@ impl Drop for LockWaiter<'_> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LockRequestNumber(u64);
 
-/// Owners remembered. Beyond it every close of a file that ever had locks is told.
+/// Owners remembered. Beyond it every close of a file that ever had locks is reported.
 const OWNERS_MAX: usize = 1 << 16;
 
 impl LockOwners {

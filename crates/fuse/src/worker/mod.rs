@@ -325,7 +325,7 @@ async fn work(
     let stack = match per_thread(index, handle).await {
         Ok(stack) => stack,
         Err(error) => {
-            let _ = ready.send(Err(error.errno().into())); // whoever started us waits for it
+            let _ = ready.send(Err(error.errno().into())); // the starting thread waits for it
             return Ok(());
         }
     };

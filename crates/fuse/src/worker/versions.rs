@@ -1,7 +1,7 @@
 //! Which version of a file the kernel's page cache holds, under close-to-open.
 //!
-//! The kernel drops the pages of a former version when whoever opened the file has got the
-//! answer that says so. Others who open it before that must not be told to keep them: it is
+//! The kernel drops the pages of a former version when the process that opened the file has got the
+//! answer that says so. Others who open it before that must not be answered that they keep them: it is
 //! said to them, too, until a request through one of these open files shows that it is done.
 //!
 //! A version is known by the file's times and size. Times are coarse: before Linux 6.13 as a tick of the
@@ -180,8 +180,8 @@ mod tests {
         OpenTime { now, wall }
     }
 
-    /// Two opened a file that had changed. The second was told to keep pages that the first had
-    /// been told to drop, and had not dropped so far.
+    /// Two opened a file that had changed. The second was answered that it keeps pages that the first had
+    /// been answered to drop, and had not dropped so far.
     // proves: P7
     #[test]
     fn pages_are_kept_once_those_of_former_versions_have_gone() {

@@ -3,19 +3,19 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use dray_fuse::{Dropper, Host, drop_outdated};
+use dray_fuse::{Host, InvalidatorProcess, invalidate_nodes};
 
 pub struct Dropping;
 
 impl Host for Dropping {
     fn wake_queues(&self) {}
 
-    fn gather_entries(&self) {}
+    fn reclaim_entries(&self) {}
 
-    fn start_dropping(&self, device: BorrowedFd<'_>) -> io::Result<Dropper> {
+    fn start_invalidator(&self, device: BorrowedFd<'_>) -> io::Result<InvalidatorProcess> {
         let ((reader, nodes), (dropped, tells)) = (io::pipe()?, io::pipe()?);
         let device = device.try_clone_to_owned()?;
-        std::thread::spawn(move || drop_outdated(device.as_fd(), reader, tells));
-        Ok(Dropper { nodes, dropped })
+        std::thread::spawn(move || invalidate_nodes(device.as_fd(), reader, tells));
+        Ok(InvalidatorProcess { nodes, dropped })
     }
 }

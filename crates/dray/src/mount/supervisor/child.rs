@@ -69,7 +69,7 @@ pub struct Daemon {
     /// It asked for a push of its queues.
     pub wants_push: bool,
     /// It asked for its entries to come together.
-    pub wants_gathering: bool,
+    pub wants_reclaim: bool,
     /// When it was asked to stop.
     pub stopping: Option<Instant>,
 }
@@ -105,8 +105,8 @@ impl Daemon {
         let control = Some(ours);
         let stage = Stage::Starting;
         let (heard_at, stopping) = (Instant::now(), None);
-        let (wants_push, wants_gathering) = (false, false);
-        Ok(Daemon { child, control, stage, heard_at, wants_push, wants_gathering, stopping })
+        let (wants_push, wants_reclaim) = (false, false);
+        Ok(Daemon { child, control, stage, heard_at, wants_push, wants_reclaim, stopping })
     }
 
     /// Its process.
@@ -138,7 +138,7 @@ impl Daemon {
                 READY_WITHOUT_RESEND => self.stage = Stage::ServingWithoutResend,
                 READY_ON_RING => self.stage = Stage::ServingRing,
                 WAKE => self.wants_push = true,
-                GATHER => self.wants_gathering = true,
+                GATHER => self.wants_reclaim = true,
                 _ => {}
             }
         }

@@ -80,7 +80,7 @@ struct Supervisor {
     served: Option<Stage>,
     unmounting: Option<UnmountCommand>,
     waking: HelperCommand,
-    gathering: HelperCommand,
+    reclaim: HelperCommand,
     note: Option<NoteFile>,
 }
 
@@ -112,7 +112,7 @@ pub fn run(args: MountSupervisorArgs) -> Result<(), Failure> {
         served: None,
         unmounting: None,
         waking: HelperCommand::by("wake-mount"),
-        gathering: HelperCommand::by("gather-entries"),
+        reclaim: HelperCommand::by("gather-entries"),
         note: note.ok(),
         args,
     };
@@ -163,15 +163,15 @@ impl Supervisor {
         if spoken && let Some(daemon) = &mut self.daemon {
             let ready = daemon.hear();
             let push = std::mem::take(&mut daemon.wants_push);
-            let gather = std::mem::take(&mut daemon.wants_gathering);
+            let reclaims = std::mem::take(&mut daemon.wants_reclaim);
             if ready {
                 self.ready()?;
             }
             if push {
                 self.wake();
             }
-            if gather {
-                self.gather();
+            if reclaims {
+                self.reclaim_entries();
             }
         }
         if signalled {
@@ -179,7 +179,7 @@ impl Supervisor {
                 self.signalled(signal);
             }
             self.waking.reap();
-            self.gathering.reap();
+            self.reclaim.reap();
         }
         if let Some(unmounting) = &mut self.unmounting
             && unmounting.is_over()
@@ -303,8 +303,8 @@ impl Supervisor {
     }
 
     /// Has the entries of a ring come together. A daemon that this did not help asks again.
-    fn gather(&mut self) {
-        if let Err(error) = self.gathering.start(&self.known.now_at()) {
+    fn reclaim_entries(&mut self) {
+        if let Err(error) = self.reclaim.start(&self.known.now_at()) {
             log::debug!("cannot have the payloads of {} reclaimed: {error}", self.at().display());
         }
     }

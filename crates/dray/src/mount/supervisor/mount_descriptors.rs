@@ -10,7 +10,7 @@ const DEVICE: RawFd = 100;
 const STATE: RawFd = 101;
 /// Memory of the client's session.
 const SESSION: RawFd = 102;
-/// To whoever started the process: a supervisor tells the command in the foreground how
+/// To the process that started this one: a supervisor tells the command in the foreground how
 /// it went, a daemon talks to its supervisor.
 pub const PARENT: RawFd = 103;
 /// Memory with the mount's key, where it has one.
@@ -75,7 +75,7 @@ impl MountDescriptors {
         Ok(())
     }
 
-    /// What was placed by whoever started this process; closed at the next exec(2) unless
+    /// What was placed by the parent of this process; closed at the next exec(2) unless
     /// [`pass_on`] is called. To be called once. Errors: `EBADF` if it was not.
     pub fn take(clones: usize) -> io::Result<MountDescriptors> {
         if clones > CLONES_MAX {

@@ -11,6 +11,8 @@ use crate::worker::cpus;
 /// What is asked for: the length of an attribute that no file has. The daemon answers with the
 /// number of entries that it wants to come together on this CPU, and keeps as many further
 /// questions waiting for each other.
+///
+/// The attribute keeps its first name: supervisor and daemon may be of different versions.
 pub(crate) const ATTRIBUTE: &[u8] = b"system.dray.gather";
 const ATTRIBUTE_C: &std::ffi::CStr = c"system.dray.gather";
 /// Most questions at once: more entries than a queue can have by itself and by spares.
@@ -21,14 +23,14 @@ const AT_ONCE_MAX: usize = 2 * RING_SPARES_MAX;
 ///
 /// For a process that has nothing else to do and is no daemon: it waits as any application
 /// does. Errors: those of reading the list of CPUs and of starting threads.
-pub fn gather_entries(at: &Path) -> io::Result<()> {
+pub fn reclaim_entries(at: &Path) -> io::Result<()> {
     let asking = MountQuestion::new(at, ATTRIBUTE_C)?;
     for cpu in 0..possible_cpus()? {
         std::thread::scope(|scope| {
             let asking = &asking;
             let on_cpu = std::thread::Builder::new().spawn_scoped(scope, move || {
                 // Where we may not run, payloads keep their memory.
-                if cpus::pin_to(cpu).is_ok() { gather_here(asking) } else { Ok(()) }
+                if cpus::pin_to(cpu).is_ok() { reclaim_here(asking) } else { Ok(()) }
             })?;
             on_cpu.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
         })?;
@@ -37,7 +39,7 @@ pub fn gather_entries(at: &Path) -> io::Result<()> {
 }
 
 /// On the CPU of this thread, which those that it starts inherit.
-fn gather_here(asking: &MountQuestion) -> io::Result<()> {
+fn reclaim_here(asking: &MountQuestion) -> io::Result<()> {
     let wanted = ask(asking).unwrap_or(0).min(AT_ONCE_MAX);
     std::thread::scope(|scope| {
         for _ in 0..wanted {
