@@ -199,7 +199,7 @@ impl ServerThread {
                 dray_rt::spawn(async move { drop(within.serve_all(Box::new(listener)).await) });
                 let listener = listen_first(&address).await.expect("a socket").listener;
                 dray_rt::spawn(async move { drop(server.serve_all(listener).await) });
-                tell.send(()).expect("whoever started it waits");
+                tell.send(()).expect("the starting thread waits");
                 let _ = ended.await; // dropped or not, it is over
             });
             posix::release().expect("this thread is nobody else any more");

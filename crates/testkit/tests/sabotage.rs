@@ -208,7 +208,7 @@ fn who_was_evicted_and_is_let_in_again() {
 // proves: P8
 #[test]
 fn changes_that_those_who_cache_are_not_told_of() {
-    found_out(Sabotage::Untold, &[Run::Of(WorkloadKind::Told)], "was not told");
+    found_out(Sabotage::Untold, &[Run::Of(WorkloadKind::Told)], "was not notified");
     // Also by the seeds of the ordinary test.
     let kinds = WorkloadKind::ALL.len() as u64;
     let told =

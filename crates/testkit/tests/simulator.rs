@@ -35,7 +35,7 @@ fn a_seed_is_one_run() {
 }
 
 /// A lock that was given back, with the answer lost, was claimed again from the next server,
-/// and whoever had it by then lost it.
+/// and the client that had it by then lost it.
 #[test]
 fn what_was_given_back_is_not_claimed_again() {
     for seed in [729, 10_697, 17_655] {

@@ -22,7 +22,7 @@ type Answer = Result<StepOutcome, Errno>;
 /// act as other users; acts on the calling thread, whose credentials it changes for the
 /// time of a step. Sets the process's umask to 0.
 ///
-/// A step waits for the kernel: whoever serves a mount must run on other threads.
+/// A step waits for the kernel: the server of a mount must run on other threads.
 pub struct PathTarget {
     roots: Vec<OwnedFd>,
     quirks: Quirks,

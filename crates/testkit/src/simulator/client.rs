@@ -36,7 +36,7 @@ impl ClientNode {
     ) -> oneshot::Receiver<T> {
         let (tell, told) = oneshot::channel();
         self.scope.spawn_on(&ExecutorHandle::current(), async move {
-            let _ = tell.send(work.await); // whoever asked may have given up
+            let _ = tell.send(work.await); // the caller may have given up
         });
         told
     }

@@ -44,7 +44,7 @@ async fn simulate(sabotage: Option<Sabotage>) -> Outcome<()> {
     let there = is_there(&second, &text).await?;
     match machine.status().recovery.clients_missing {
         _ if there => Ok(()),
-        0 => Err("what was written last is lost, and nobody was told".into()),
+        0 => Err("the last write is lost, and no client was notified".into()),
         _ if at_once => Ok(()),
         _ => Err("what was written last was not synced in 100 ms".into()),
     }

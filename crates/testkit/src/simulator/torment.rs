@@ -125,7 +125,8 @@ pub(super) async fn during(world: &World, plan: &RunPlan) -> Outcome<Option<usiz
         torment.await.map_err(|_| "a torment died")?;
     }
     if let Some(looks) = looks {
-        outcome = outcome.and(looks.await.map_err(|_| "who looked at the server died")?);
+        outcome =
+            outcome.and(looks.await.map_err(|_| "the task that inspects the server panicked")?);
     }
     world.network.set_weather(Weather::default());
     outcome.map(|()| crashed)

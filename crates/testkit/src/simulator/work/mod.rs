@@ -66,7 +66,7 @@ pub enum WorkloadKind {
     Counter,
     /// Counting and looking under flocks.
     Flocks,
-    /// Changes of names, each by whoever may.
+    /// Changes of names, each by a user that may.
     Names,
     /// Writes and reads of one value.
     Register,

@@ -165,12 +165,14 @@ impl Notifications {
         sleep(TOLD_WITHIN).await;
         let told: BTreeSet<_> = lock(&self.0).told.keys().copied().collect();
         if let Some((client, file)) = wanted.difference(&told).next() {
-            return Err(format!("client {client} was not told that others changed {file}"));
+            return Err(format!(
+                "client {client} was not notified that another client changed {file}"
+            ));
         }
         // Who has opened it to change it may have it open still when the next one does.
         let may = &wanted | &changers;
         if let Some((client, file)) = told.difference(&may).next() {
-            return Err(format!("client {client} was told of {file} for nothing"));
+            return Err(format!("client {client} was notified of {file} without a change"));
         }
         self.nothing_for_nothing(0)
     }

@@ -107,7 +107,7 @@ impl OwnFiles {
         match result {
             Ok(()) => Ok(false),
             // A file that was made just before the loss of power can be gone whatever is
-            // kept, and whoever has it open is told.
+            // kept, and a client that has it open is notified.
             Err(error) if error.errno() == Errno::EIO => Ok(true),
             Err(error) => Err(client.failed("sync or close")(error)),
         }
@@ -137,7 +137,9 @@ impl OwnFiles {
         let losses = || client.fs.session().status().unsynced.losses;
         let again = known.file.sync(&client.cx(), false).await;
         match self.allow(again, client)? {
-            true if losses() == before => Err(format!("{} is told a loss twice", own(client))),
+            true if losses() == before => {
+                Err(format!("{} is notified twice of one loss", own(client)))
+            }
             _ => Ok(()),
         }
     }
@@ -167,7 +169,7 @@ impl OwnFiles {
             // It was told at once, or by an event if nobody had the file open.
             true => {}
             false if losses > known.losses => {}
-            false => return Err(format!("{wrong}, and nobody was told")),
+            false => return Err(format!("{wrong}, and no client was notified")),
         }
         self.learn(client, known).await
     }
@@ -218,7 +220,7 @@ impl Workload for OwnFiles {
                     continue;
                 }
                 if !status.events.iter().any(|event| event.what.contains(&text)) {
-                    return Err(format!("{text} was made, is gone, and nobody was told"));
+                    return Err(format!("{text} was made and is gone, and no client was notified"));
                 }
             }
             let root = client.fs.open(&client.cx(), client.root(), OpenHow::DIRECTORY).await;

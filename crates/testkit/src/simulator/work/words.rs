@@ -121,7 +121,7 @@ impl Words {
         Ok(true)
     }
 
-    /// Opens the file; whoever does not wait tries again.
+    /// Opens the file; a caller that does not wait tries again.
     async fn open(&self, client: &SimClient) -> Outcome<SimFile> {
         let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o666, exclusive: false };
         loop {
