@@ -133,7 +133,7 @@ fn changed(cx: &Context, meta: &Meta, set: &SetAttr, type_bits: u32) -> Result<M
     Ok(new)
 }
 
-/// utimensat(2): whoever may write may set both times to now; all else is the owner's.
+/// utimensat(2): a caller that may write may set both times to now; all else is the owner's.
 fn times_allowed(cx: &Context, meta: &Meta, set: &SetAttr) -> Result<()> {
     let touches = matches!((set.atime, set.mtime), (Some(TimeSet::Now), Some(TimeSet::Now)));
     let comes_with_size = set.size.is_some()

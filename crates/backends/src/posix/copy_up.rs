@@ -11,7 +11,7 @@ use dray_core::{FileId, IdMap};
 
 use super::core::Core;
 
-/// Independent parts of the table, so that threads seldom meet.
+/// Independent parts of the table, so that threads rarely meet.
 const SHARDS: usize = 8;
 
 /// The inodes that are being changed, or looked at. As many as threads do either.

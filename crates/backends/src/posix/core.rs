@@ -129,7 +129,7 @@ impl Core {
             },
             nowait_reads_fail: AtomicBool::new(false),
             // `ext4_buffered_write_iter` in fs/ext4/file.c refuses it; btrfs has to reserve space for
-            // each copy on write, and seldom can.
+            // each copy on write, and rarely can.
             nowait_writes_fail: AtomicBool::new(matches!(below.magic, EXT | BTRFS)),
             below,
             mounts_below: MountsBelow::new(mount.as_fd()),

@@ -10,7 +10,7 @@ use std::task::{Poll, Waker};
 
 use dray_core::{FileId, IdMap};
 
-/// Independent parts of the table, so that threads seldom meet.
+/// Independent parts of the table, so that threads rarely meet.
 const SHARDS: usize = 8;
 
 /// The locks of all directories of an export.

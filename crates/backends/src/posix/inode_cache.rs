@@ -83,7 +83,7 @@ fn mixed(id: FileId) -> u64 {
     id.ino.rotate_left(32) ^ id.generation
 }
 
-/// Independent parts of the cache, so that threads seldom meet.
+/// Independent parts of the cache, so that threads rarely meet.
 const SHARDS: usize = 8;
 
 /// A bounded cache: when it is full, an entry not used since the hand last passed it goes.

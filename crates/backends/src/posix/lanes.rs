@@ -20,7 +20,7 @@ use dray_rt::{NoThread, Pool, Share};
 use super::options::PosixOptions;
 use super::sys;
 
-/// A call that takes longer than this has waited for a disk. A wait for a busy CPU seldom takes as
+/// A call that takes longer than this has waited for a disk. A wait for a busy CPU rarely takes as
 /// long. A hand-over would wait for a CPU twice more.
 const SLOW_MIN: Duration = Duration::from_millis(10);
 

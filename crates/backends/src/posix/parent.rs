@@ -14,7 +14,7 @@ use super::{cred, sys};
 /// Directories that one search for the export's root goes up, at most.
 const STEPS_MAX: usize = 16_384;
 
-/// Directories that are remembered to have been in the export, in each of two halves.
+/// Directories that are remembered to have been in the export, in each of two generations.
 const INSIDE_MAX: usize = 16_384;
 
 /// Directories that were in the export when their parent was looked for.

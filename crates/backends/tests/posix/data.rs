@@ -45,7 +45,7 @@ fn drop_pages(path: &std::path::Path) {
     assert_eq!(error, 0);
 }
 
-/// Else a change could leave a file with the times that it had at an open, and whoever caches it with
+/// Else a change could leave a file with the times that it had at an open, and a client that caches it with
 /// the pages of then.
 // proves: P7
 #[test]

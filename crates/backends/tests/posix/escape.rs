@@ -144,7 +144,7 @@ fn a_part_of_a_file_system_shows_nothing_of_the_rest() {
             let root = part.info().root;
             assert_eq!(part.parent(&cx, root).await.unwrap().id, root);
             let secret = whole.lookup(&cx, whole.info().root, name("secret")).await.unwrap().id;
-            // Even whoever knows number and generation cannot make up the id.
+            // Even a client that knows number and generation cannot make up the id.
             for tag in [0, secret.generation >> 32, 1] {
                 let id =
                     FileId { generation: tag << 32 | (secret.generation & 0xffff_ffff), ..secret };

@@ -142,7 +142,11 @@ fn an_error_of_the_disk_is_told_once_through_each_open_file_whatever_its_descrip
         let error = errno(other.sync(cx, false).await);
         assert!(matches!(error, Errno::EIO | Errno::ENOSPC), "{error}");
         disk.mend();
-        assert_eq!(errno(one.sync(cx, false).await), error, "others have been told");
+        assert_eq!(
+            errno(one.sync(cx, false).await),
+            error,
+            "other callers have received the error"
+        );
         one.sync(cx, false).await.unwrap();
         other.sync(cx, false).await.unwrap();
         // It is the closing of its descriptor that finds out.

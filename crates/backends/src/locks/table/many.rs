@@ -77,7 +77,7 @@ fn give_up(table: &LockTable, number: u64, lock: Lock) {
 }
 
 /// Each that gave up had all the others looked at, each beside all before it: 5000 that gave up, one
-/// after the other, took 20 s, and whoever locked any file of the export waited for them.
+/// after the other, took 20 s, and a client that locked any file of the export waited for them.
 // proves: P57
 #[test]
 fn whoever_gives_up_makes_few_look_again() {

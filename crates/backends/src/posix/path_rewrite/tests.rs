@@ -103,7 +103,7 @@ fn whenever_the_server_dies_the_log_is_whole() {
     assert!(step > 20);
 }
 
-/// It was written by whoever made the change that was too much, as it was then: as its group, under
+/// It was written by the caller that made the change that was too much, as it was then: as its group, under
 /// its umask, and everybody else waited until all names were written.
 // proves: P40
 #[test]
