@@ -90,7 +90,7 @@ impl ExecutorShared {
         self.kick_if_parked();
     }
 
-    /// The driver's wait is over: whoever is woken from here on is looked at in the next
+    /// The driver's wait is over: a task that is woken from here on is looked at in the next
     /// tick anyway, so that waking it needs no kick, which would cost three system calls.
     pub(crate) fn unpark(&self) {
         self.parked.store(false, Ordering::SeqCst);

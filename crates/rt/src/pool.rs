@@ -27,7 +27,7 @@ struct Inner {
     threads_max: usize,
     /// Of each client.
     queue_max: usize,
-    /// Where the threads may run: where whoever made the pool could.
+    /// Where the threads may run: where the creator of the pool could.
     cpus: Option<CpuSet>,
     state: Mutex<State>,
     work: Condvar,
@@ -175,7 +175,7 @@ impl Pool {
         receive.await.map_err(|_| NoThread) // only when the call panics
     }
 
-    /// Has `call` run on a thread of the pool, whoever else waits for a place in the queue: the
+    /// Has `call` run on a thread of the pool, whatever other caller waits for a place in the queue: the
     /// caller sees to a bound. Where there is no thread it is run here.
     pub fn spawn_for(&self, share: Share, call: impl FnOnce() + Send + 'static) {
         if in_simulation() {
@@ -241,7 +241,7 @@ impl Inner {
         job: Job,
     ) -> Result<(), NoThread> {
         if !state.queue.push(share, job) {
-            return Ok(()); // whoever is in its way comes to it
+            return Ok(()); // the thread in its way comes to it
         }
         let found = self.find_thread(state);
         if found.is_err() {
@@ -280,7 +280,7 @@ impl Inner {
                 drop(state);
                 next.into_iter().for_each(Waker::wake);
                 // It counts as one of the threads there may be: its death would leave the pool one
-                // short. The panic has been told, and whoever waits for the call learns of it.
+                // short. The panic has been reported, and the waiting caller learns of it.
                 let _ = catch_unwind(AssertUnwindSafe(job));
                 state = self.lock();
                 state.queue.done(share);
@@ -311,7 +311,7 @@ mod tests {
     use super::*;
     use crate::{DriverKind, Executor};
 
-    /// More calls than the queue takes were failed, and whoever had asked saw it.
+    /// More calls than the queue takes were failed, and their callers saw it.
     // proves: P26
     #[test]
     fn calls_that_find_no_place_wait_for_one() {

@@ -308,11 +308,11 @@ mod tests {
                     let read = source.poll_io(cx, Interest::Read, |_| reader.read(&mut room));
                     Poll::Ready(read.is_ready())
                 });
-                assert!(!meanwhile.await, "it was told while it rested");
+                assert!(!meanwhile.await, "it was notified while it rested");
                 resting.await.unwrap();
                 let waits = source.io(Interest::Read, |_| reader.read(&mut room));
                 let read = crate::timeout(Duration::from_secs(60), waits).await;
-                assert_eq!(read.expect("it was not told").unwrap(), 7);
+                assert_eq!(read.expect("it was not notified").unwrap(), 7);
                 source.drained();
             }
         });

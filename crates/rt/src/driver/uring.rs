@@ -36,7 +36,7 @@ pub trait Completion: Send + Sync {
 pub struct RingToken(u64);
 
 /// Access to the io_uring of an executor, from any thread. The memory that commands
-/// point to belongs to whoever pushed them until they complete.
+/// point to belongs to the caller that pushed them until they complete.
 #[derive(Clone)]
 pub struct Ring {
     shared: Arc<ExecutorShared>,
@@ -189,7 +189,7 @@ impl Uring {
     }
 
     fn submit_one(&mut self, command: &Entry128) {
-        // SAFETY: whoever pushed the command vouched for what it points to.
+        // SAFETY: the caller that pushed the command vouched for what it points to.
         while unsafe { self.ring.submission().push(command) }.is_err() {
             let _ = self.ring.submit(); // full: the next push shows whether it helped
         }
@@ -269,7 +269,7 @@ fn source_event(shared: &ExecutorShared, id: u64, result: i32, flags: u32) {
         write: bits & i32::from(libc::POLLOUT) != 0 || gone,
         ended: gone || bits & i32::from(libc::POLLRDHUP) != 0,
     });
-    // A poll may also end because the kernel had no memory for it: whoever waits has to hear of
+    // A poll may also end because the kernel had no memory for it: the waiting task has to hear of
     // what comes next all the same.
     if !cqueue::more(flags) {
         shared.registry.rewatch(id);
@@ -284,7 +284,7 @@ mod tests {
     use super::*;
     use crate::executor::{DriverKind, Executor};
 
-    /// Nobody watched the descriptor any more: whoever waited for it did so for ever.
+    /// Nobody watched the descriptor any more: the task that waited for it did so for ever.
     #[test]
     fn a_watch_that_ends_with_an_error_begins_anew_unless_it_was_taken_back() {
         let Ok(executor) = Executor::new(DriverKind::Uring) else { return };
