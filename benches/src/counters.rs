@@ -78,7 +78,7 @@ fn serve(
         let journal = FileJournal::open(&sessions).map_err(context("journal"))?;
         let server = Server::new(ServerOptions::default(), vec![export], Arc::new(journal));
         let listener = listen_first(&address).await.map_err(context("bind"))?.listener;
-        drop(ready.send(Ok(thread_id()))); // whoever started us waits
+        drop(ready.send(Ok(thread_id()))); // the starting thread waits
         Err(server.serve_all(listener).await).map_err(context("accept"))
     })
 }

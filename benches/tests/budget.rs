@@ -1,5 +1,5 @@
 //! Upper bounds on what single calls cost, where the machine's mood has no say. They are
-//! there so that a change that makes every call dearer is noticed by whoever makes it: a
+//! there so that a change that makes every call dearer is noticed by its author: a
 //! bound is raised only together with a word on why.
 
 use dray_bench::alloc::CountingAllocator;

@@ -165,7 +165,7 @@ impl ClientGroup {
         Ok(ClientGroup { stations, count: 0 })
     }
 
-    /// `count` more clients connect, all at once; whoever is refused tries again.
+    /// `count` more clients connect, all at once; a refused client tries again.
     pub fn connect(&mut self, count: usize) -> GroupReport {
         let range = self.count..self.count + count;
         self.count += count;
