@@ -164,8 +164,8 @@ impl OpenFile for MemoryFile {
     }
 
     fn read<'a>(&'a self, _cx: &'a Context, at: u64, mut into: BufMut) -> Fut<'a, Io<BufMut>> {
-        if self.shared.piecemeal {
-            return Box::pin(self.read_in_pieces(at, into));
+        if let Some(pause) = self.shared.read_pause {
+            return Box::pin(self.read_in_pieces(pause, at, into));
         }
         answer(match self.read_now(at, &mut into) {
             Ok(()) => Ok(into),
@@ -174,9 +174,9 @@ impl OpenFile for MemoryFile {
     }
 
     fn write<'a>(&'a self, cx: &'a Context, how: Write, from: Buf) -> Fut<'a, Result<usize>> {
-        match self.shared.piecemeal {
-            true => Box::pin(self.write_in_pieces(cx, how, from)),
-            false => answer(self.write_now(cx, how, &from)),
+        match self.shared.read_pause {
+            Some(_) => Box::pin(self.write_in_pieces(cx, how, from)),
+            None => answer(self.write_now(cx, how, &from)),
         }
     }
 

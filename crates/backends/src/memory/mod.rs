@@ -29,6 +29,7 @@ mod xattr;
 mod tests;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use dray_core::{Errno, Error, FileId, FsInfo, FsUuid, Result, Ttl, Validity};
 
@@ -55,9 +56,10 @@ pub struct MemoryOptions {
     /// Locks held and waited for; beyond it `ENOLCK`.
     pub locks_max: usize,
     /// Reads and writes are made in pieces, with other calls between them, as on file systems that
-    /// copy page by page. The server has to keep calls on the same bytes apart, and a test finds
+    /// copy page by page. Between its pieces a read waits this long, and a write only until others
+    /// have had their turn. The server has to keep calls on the same bytes apart, and a test finds
     /// out whether it does.
-    pub piecemeal: bool,
+    pub read_pause: Option<Duration>,
 }
 
 impl Default for MemoryOptions {
@@ -70,7 +72,7 @@ impl Default for MemoryOptions {
             root_mode: 0o755,
             read_only: false,
             locks_max: 65_536,
-            piecemeal: false,
+            read_pause: None,
         }
     }
 }
@@ -78,7 +80,7 @@ impl Default for MemoryOptions {
 /// The store and what never changes about it.
 struct Shared {
     info: FsInfo,
-    piecemeal: bool,
+    read_pause: Option<Duration>,
     store: Mutex<Store>,
     /// Locks are the server process's: each life of the store has its own table.
     locks: Mutex<Arc<LockTable>>,
@@ -141,8 +143,8 @@ impl Shared {
             read_only: store.options().read_only,
         };
         let locks = Mutex::new(Arc::new(LockTable::new(store.options().locks_max)));
-        let piecemeal = store.options().piecemeal;
-        Shared { info, piecemeal, store: Mutex::new(store), locks }
+        let read_pause = store.options().read_pause;
+        Shared { info, read_pause, store: Mutex::new(store), locks }
     }
 
     /// The file system as it is in this life of the store.

@@ -1,5 +1,7 @@
 //! Reads and writes in pieces, with other calls between them, for tests.
 
+use std::time::Duration;
+
 use dray_core::{Buf, BufMut, Context, Io, Result, Write};
 
 use super::MemoryFile;
@@ -13,7 +15,12 @@ fn piece_bytes(all: usize) -> usize {
 }
 
 impl MemoryFile {
-    pub(super) async fn read_in_pieces(&self, at: u64, mut into: BufMut) -> Io<BufMut> {
+    pub(super) async fn read_in_pieces(
+        &self,
+        pause: Duration,
+        at: u64,
+        mut into: BufMut,
+    ) -> Io<BufMut> {
         let (before, piece) = (into.len(), piece_bytes(into.room()));
         loop {
             let done = (into.len() - before) as u64;
@@ -26,11 +33,12 @@ impl MemoryFile {
             if part.room() > 0 || into.room() == 0 {
                 return Ok(into);
             }
-            dray_rt::yield_now().await;
+            dray_rt::sleep(pause).await;
         }
     }
 
-    /// Of an append each piece goes where the end is then.
+    /// Without a pause in time, in which a death of the server would cut it in two: whoever crashes then
+    /// leaves half of it, as on other file systems. Of an append each piece goes where the end is then.
     pub(super) async fn write_in_pieces(
         &self,
         cx: &Context,

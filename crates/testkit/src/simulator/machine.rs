@@ -21,6 +21,10 @@ pub(super) const EXPORT: &str = "data";
 /// How long a session outlives its last connection.
 pub(super) const LEASE: Duration = Duration::from_secs(60);
 
+/// Between the pieces of a read: about as long as a message takes. Without it hardly any seed has a
+/// write between them.
+const READ_PAUSE: Duration = Duration::from_micros(100);
+
 /// Memory for data at the server, bytes.
 const POOL_BYTES: usize = 64 << 20;
 
@@ -62,7 +66,7 @@ impl ServerMachine {
             network: network.clone(),
             disk: MemoryDisk::new(MemoryOptions {
                 root_mode: 0o777,
-                piecemeal: true,
+                read_pause: Some(READ_PAUSE),
                 ..MemoryOptions::default()
             }),
             journal: MemoryJournal::default(),
