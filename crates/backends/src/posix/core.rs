@@ -232,7 +232,8 @@ impl Core {
             Some(result) => result,
             None => {
                 let work = move |core: &Core, caller: &SquashedCaller| work(core, caller, true);
-                self.on_lane(lane, about, caller, work).await
+                // In a box, so that calls that end on this thread are no larger.
+                Box::pin(self.on_lane(lane, about, caller, work)).await
             }
         };
         self.start_release_task();

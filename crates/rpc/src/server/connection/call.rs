@@ -52,18 +52,24 @@ struct Entered<'a> {
 /// The connection that a call came by has gone.
 struct Gone;
 
-/// What came of a call. It keeps its grants until the answer has been noted.
+/// What came of a call. It keeps its grants until the answer has been noted. They are in a box, since an
+/// outcome is moved several times and most calls have none.
 struct Executed {
     reply: Reply,
-    plan: Option<Plan>,
-    again: Option<Again>,
+    grants: Option<Box<Grants>>,
+}
+
+/// The grants of a change, until the answer has been noted.
+struct Grants {
+    _plan: Option<Plan>,
+    _again: Option<Again>,
     /// Of the bytes that it writes, where it has none of the file besides.
-    lone: Option<RangeGrant>,
+    _lone: Option<RangeGrant>,
 }
 
 impl Executed {
     fn only(reply: Reply) -> Executed {
-        Executed { reply, plan: None, again: None, lone: None }
+        Executed { reply, grants: None }
     }
 }
 
@@ -103,8 +109,7 @@ impl CallInHand {
             Err(Refused::Unheard) => return self.over(),
         };
         let Entered { again, _slotted } = entered;
-        let Executed { reply, plan, again, lone } =
-            self.execute(&call, data, again, changing.as_ref()).await;
+        let Executed { reply, grants } = self.execute(&call, data, again, changing.as_ref()).await;
         if self.session.export.is_lost() {
             // As if the server had died now: whether it was made is found out at the next opening.
             return self.over();
@@ -114,7 +119,7 @@ impl CallInHand {
             NO_SLOT => Some(self.route.clone()),
             _ => self.session.slots.done(slot, sequence, &reply),
         };
-        drop((plan, again, lone, changing));
+        drop((grants, changing));
         match route {
             Some(route) => self.answer(&route, reply),
             // Its client has given up on it, and waits for the tag alone.
@@ -291,7 +296,9 @@ impl CallInHand {
             reply = Reply::failure(&error); // of a file that is closed nevertheless
         }
         dray_rt::step().await;
-        Executed { reply, plan, again, lone }
+        let grants = (in_slot || lone.is_some())
+            .then(|| Box::new(Grants { _plan: plan, _again: again, _lone: lone }));
+        Executed { reply, grants }
     }
 
     /// Waits until whoever admits calls to the export lets this one begin. `cut_short`: the server before
@@ -471,6 +478,7 @@ mod tests {
             split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
             caches: false,
             counts_on_one_user: false,
+            definition: 0,
         };
         let mounted = Mount::connect(network.connector("s"), options, SessionMemory::heap()).await;
         RemoteFs::new(mounted.unwrap())
