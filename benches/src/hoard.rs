@@ -62,7 +62,8 @@ fn greet(socket: &Path, export: &str, node: u64) -> Result<UnixStream, Error> {
         host: "hoard".into(),
         software: String::new(),
     };
-    let proof = Proof { proof: [0; 32], session: 0, session_proof: [0; 32], replaces: 0 };
+    let proof =
+        Proof { proof: [0; 32], session: 0, session_proof: [0; 32], replaces: 0, definition: 0 };
     let malformed = |error| Error::other(format!("{error:?}"));
     stream.write_all(&frame(&hello.message()))?;
     Challenge::from_message(&read_frame(&mut stream)?).map_err(malformed)?;

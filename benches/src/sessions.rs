@@ -21,6 +21,7 @@ pub async fn client(address: &Address, export: &str) -> CommandResult<RemoteFs> 
         split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
         caches: false,
         counts_on_one_user: false,
+        definition: 0,
     };
     let session = ClientSession::connect(
         Arc::new(ReservedPort(address.clone())),

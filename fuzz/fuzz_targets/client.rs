@@ -45,6 +45,7 @@ fuzz_target!(|bytes: &[u8]| {
             split_min_bytes: 4096,
             caches: false,
             counts_on_one_user: false,
+ definition: 0,
         };
         let connected = ClientSession::connect(connector, options, SessionMemory::heap());
         let connected = dray_rt::timeout(TIMEOUT * 20, connected).await;

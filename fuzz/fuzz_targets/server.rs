@@ -42,7 +42,7 @@ async fn serve(bytes: Vec<u8>) {
     let raw = Raw::connect(&network, "server").await;
     let receiver = raw.connection.clone();
     dray_rt::spawn(async move { drop(receiver.run(&mut Ignore).await) });
-    let no_proof = Proof { proof: [0; 32], session: 0, session_proof: [0; 32], replaces: 0 };
+    let no_proof = Proof { proof: [0; 32], session: 0, session_proof: [0; 32], replaces: 0, definition: 0 };
     if input.byte() % 8 != 0 {
         raw.say(&hello().message(), None).await;
         raw.say(&no_proof.message(), None).await;

@@ -265,6 +265,7 @@ async fn connect_one(
             split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
             caches: false,
             counts_on_one_user: false,
+            definition: 0,
         };
         match ClientSession::connect(link.clone(), options, SessionMemory::heap()).await {
             Ok(session) => {

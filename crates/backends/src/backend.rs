@@ -165,6 +165,11 @@ pub trait FoundBackend {
     /// How it differs from the recorded identity; none if it does not.
     fn difference(&self, noted: NotedIdentity<'_>) -> Option<Difference>;
 
+    /// The secret that signs ids of files at every server that serves this directory. It is kept with
+    /// the directory, where clients do not see it, and made by the first who asks. Errors: the file
+    /// system below cannot keep it, in words for people.
+    fn shared_id_key(&self) -> std::result::Result<u128, String>;
+
     /// Opens it. Errors: those of the file system below.
     fn open(self: Box<Self>, resources: BackendResources) -> Result<Arc<dyn Backend>>;
 }
@@ -194,6 +199,10 @@ pub trait Backend: FileSystem {
     /// The guarantees that this file system does not give, for the administrator: sentences without
     /// their ends.
     fn caveats(&self) -> Vec<String>;
+
+    /// Whether its ids of files are those of the file system below. Each server of that file system has the
+    /// same ids then, given the same key ([`FoundBackend::shared_id_key`]).
+    fn has_shared_ids(&self) -> bool;
 
     /// Whether a call has been in the file system below for `least` or longer. Never waits for the file
     /// system.

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dray_core::FsInfo;
 use dray_fabric::{Connect, ConnectFrom};
 use dray_rpc::auth::Key;
 use dray_rpc::client::{ClientOptions, ClientSession, ConnectError, SessionMemory};
@@ -27,6 +28,8 @@ pub struct ConnectOptions {
     /// Nobody looks at who calls, since all are one user at the server: one at which they are not is not
     /// gone on with.
     pub counts_on_one_user: bool,
+    /// Fingerprint of the definition of the projection by which files are placed; 0: none is known.
+    pub definition: u64,
 }
 
 /// Begins a session with the server of `target`, served by the calling task's executor.
@@ -64,6 +67,19 @@ pub async fn take_over_session(
     ClientSession::take_over(connector, options, memory, patience, replaceable).await
 }
 
+/// Begins a session with a server that may be away; see [`ClientSession::begin`].
+pub(crate) async fn begin_session(
+    target: &Target,
+    options: &ConnectOptions,
+    memory: SessionMemory,
+    info: FsInfo,
+    patience: Duration,
+) -> Result<Arc<ClientSession>, ConnectError> {
+    let (connector, options) =
+        (connector(target, options), session_options(&target.export, options));
+    ClientSession::begin(connector, options, memory, info, patience).await
+}
+
 /// Whoever has no key shows that its machine vouches for it, as far as it may.
 fn connector(target: &Target, options: &ConnectOptions) -> Arc<dyn Connect> {
     let from = match options.key {
@@ -83,6 +99,7 @@ fn session_options(export: &str, options: &ConnectOptions) -> ClientOptions {
         split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
         caches: options.caches,
         counts_on_one_user: options.counts_on_one_user,
+        definition: options.definition,
     }
 }
 

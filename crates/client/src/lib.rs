@@ -5,15 +5,19 @@
 //! [`Target`] and [`ConnectOptions`].
 
 mod client;
+mod connection;
 mod connector;
 mod identity;
+mod memory;
 mod target;
 
 pub use client::{Client, Dir, File, connect};
+pub use connection::{ClientConnection, ClientProjection};
 pub use connector::{
     ConnectOptions, connect_session, connect_timeout, session_over, take_over_session,
 };
 pub use identity::own_identity;
+pub use memory::{ClientMemory, SERVERS_MAX};
 pub use target::Target;
 
 pub use dray_rpc::auth::Key;

@@ -1,4 +1,4 @@
-//! A target: a server, and the name of an export there.
+//! A target: a server, or some servers of a projection, and the name of an export there.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,18 +6,20 @@ use std::str::FromStr;
 
 use dray_fabric::Address;
 
-/// `dray://HOST[:PORT]/NAME` or `dray+unix:///PATH?export=NAME`.
+/// `dray://HOST[:PORT][,HOST[:PORT]...]/NAME` or `dray+unix:///PATH?export=NAME`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Target {
-    /// The server.
+    /// The server; of a projection, the one that is asked first.
     pub address: Address,
+    /// Further servers of the projection, which are asked in this order if those before are away.
+    pub others: Vec<Address>,
     /// The export.
     pub export: String,
 }
 
 /// Shown with every error, since one example says more than a grammar.
 const EXAMPLES: &str = "a target looks like dray://HOST/NAME, dray://HOST:7440/NAME, \
-                        dray://[fd00::1]/NAME or dray+unix:///run/dray.sock?export=NAME";
+                        dray://[fd00::1]/NAME, dray://HOST1,HOST2/NAME or dray+unix:///run/dray.sock?export=NAME";
 
 impl FromStr for Target {
     type Err = String;
@@ -38,29 +40,48 @@ impl FromStr for Target {
             if let Err(what) = check_export(export) {
                 return wrong(&what);
             }
-            let address = Address::Unix(PathBuf::from(path));
-            return Ok(Target { address, export: export.to_owned() });
+            return Ok(Target::at(Address::Unix(PathBuf::from(path)), export.to_owned()));
         }
         let Some(rest) = text.strip_prefix("dray://") else {
             return wrong("it does not begin with dray:// or dray+unix://");
         };
-        let Some((host, export)) = rest.split_once('/') else {
+        let Some((hosts, export)) = rest.split_once('/') else {
             return wrong("it names no export (the /NAME behind the host)");
         };
-        if host.is_empty() {
-            return wrong("it names no host");
+        let mut addresses: Vec<Address> = Vec::new();
+        for host in hosts.split(',') {
+            let address = match address_of(host) {
+                Ok(address) => address,
+                Err(what) => return wrong(what),
+            };
+            if addresses.contains(&address) {
+                return wrong("it names a host twice");
+            }
+            addresses.push(address);
         }
-        let bare_v6 = host.matches(':').count() > 1 && !host.starts_with('[');
-        let address = format!("tcp://{host}").parse().ok().filter(|_| !bare_v6);
-        let Some(address) = address else {
-            return wrong(host_problem(host));
-        };
+        if addresses.len() > HOSTS_MAX {
+            return wrong("it names more than 16 hosts, of which a few are enough");
+        }
         let export = export.strip_suffix('/').unwrap_or(export);
         if let Err(what) = check_export(export) {
             return wrong(&what);
         }
-        Ok(Target { address, export: export.to_owned() })
+        let address = addresses.remove(0);
+        Ok(Target { address, others: addresses, export: export.to_owned() })
     }
+}
+
+/// Hosts that a target names at most: any server knows all servers of its projection.
+const HOSTS_MAX: usize = 16;
+
+/// The address of `HOST[:PORT]`. Errors: what is wrong with it.
+fn address_of(host: &str) -> Result<Address, &'static str> {
+    if host.is_empty() {
+        return Err("it names no host");
+    }
+    let bare_v6 = host.matches(':').count() > 1 && !host.starts_with('[');
+    let address = format!("tcp://{host}").parse().ok().filter(|_| !bare_v6);
+    address.ok_or_else(|| host_problem(host))
 }
 
 /// What is wrong with `HOST[:PORT]` that is no address.
@@ -96,6 +117,22 @@ pub(crate) fn check_export(name: &str) -> Result<(), String> {
 }
 
 impl Target {
+    /// An export at one server.
+    pub fn at(address: Address, export: String) -> Target {
+        Target { address, others: Vec::new(), export }
+    }
+
+    /// Whether it names one server.
+    pub fn is_single(&self) -> bool {
+        self.others.is_empty()
+    }
+
+    /// The same export at each of the servers.
+    pub fn each(&self) -> impl Iterator<Item = Target> {
+        let addresses = std::iter::once(&self.address).chain(&self.others);
+        addresses.map(|address| Target::at(address.clone(), self.export.clone()))
+    }
+
     /// Whether `name` can name an export. Errors: for people.
     pub fn check_export(name: &str) -> Result<(), String> {
         check_export(name)
@@ -108,10 +145,11 @@ impl fmt::Display for Target {
             Address::Unix(path) => {
                 write!(f, "dray+unix://{}?export={}", path.display(), self.export)
             }
-            tcp => {
-                let tcp = tcp.to_string();
-                let host = tcp.strip_prefix("tcp://").unwrap_or(&tcp);
-                write!(f, "dray://{host}/{}", self.export)
+            Address::Tcp { .. } => {
+                let addresses = std::iter::once(&self.address).chain(&self.others);
+                let hosts: Vec<String> = addresses.map(ToString::to_string).collect();
+                let hosts = hosts.iter().map(|host| host.strip_prefix("tcp://").unwrap_or(host));
+                write!(f, "dray://{}/{}", hosts.collect::<Vec<_>>().join(","), self.export)
             }
         }
     }
@@ -128,6 +166,7 @@ mod tests {
             ("dray://node1:99/home/", "dray://node1:99/home"),
             ("dray://[fd00::1]/a.b-c_1", "dray://[fd00::1]:7440/a.b-c_1"),
             ("dray://[::1]:7000/x", "dray://[::1]:7000/x"),
+            ("dray://io1,io2:99,[::1]/x", "dray://io1:7440,io2:99,[::1]:7440/x"),
             ("dray+unix:///run/d.sock?export=x", "dray+unix:///run/d.sock?export=x"),
             ("dray+unix:///run/a b?\u{e4}?export=x", "dray+unix:///run/a b?\u{e4}?export=x"),
         ] {
@@ -144,6 +183,8 @@ mod tests {
             ("dray://node1", "no export"),
             ("dray://node1/", "empty"),
             ("dray:///home", "no host"),
+            ("dray://io1,/home", "no host"),
+            ("dray://io1,io2,io1:7440/home", "twice"),
             ("dray://fd00::1/home", "brackets"),
             ("dray://[fd00::1/home", "not closed"),
             ("dray://node1:70000/home", "port"),

@@ -31,7 +31,7 @@ async fn serve(dir: &std::path::Path, fs: Arc<dyn FileSystem>) -> Target {
     let server = server_of(fs);
     let listener = listen_first(&address).await.unwrap().listener;
     dray_rt::spawn(async move { drop(server.serve_all(listener).await) });
-    Target { address, export: "data".into() }
+    Target::at(address, "data".into())
 }
 
 /// A client within the process of its server.
@@ -99,7 +99,7 @@ async fn use_paths(client: Client) {
 #[test]
 fn nobody_there_is_an_error_that_says_where() {
     let dir = tempfile::tempdir().unwrap();
-    let target = Target { address: Address::Unix(dir.path().join("none")), export: "x".into() };
+    let target = Target::at(Address::Unix(dir.path().join("none")), "x".into());
     run(async {
         let error = Client::connect(&target, &ConnectOptions::default()).await.err().unwrap();
         assert!(matches!(error, ConnectError::Unreachable { .. }));

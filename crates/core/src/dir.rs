@@ -46,6 +46,13 @@ impl DirPage {
         self.entries.push(DirEntry { id, kind, cookie, attr, name_at, name_len });
     }
 
+    /// Replaces the attributes of the `index`th entry. Without such an entry nothing happens.
+    pub fn set_attr(&mut self, index: usize, attr: Option<Attr>) {
+        if let Some(entry) = self.entries.get_mut(index) {
+            entry.attr = attr;
+        }
+    }
+
     /// Entries with their names, in the directory's order.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], &DirEntry)> {
         self.entries.iter().map(|entry| (self.name(entry), entry))

@@ -5,7 +5,8 @@ use crate::{Attr, FileId, FsUuid};
 /// How to open an existing file or directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenHow {
-    /// Flags of open(2) as Linux on x86-64 numbers them, and [`OpenHow::EXECUTE`]. Creation flags
+    /// Flags of open(2) as Linux on x86-64 numbers them, [`OpenHow::EXECUTE`] and
+    /// [`OpenHow::CREATOR`]. Creation flags
     /// (`O_CREAT`, `O_EXCL`, `O_TMPFILE`) are not among them: see [`CreateHow`].
     pub flags: i32,
     /// Clear set-id bits on `O_TRUNC` (`FUSE_OPEN_KILL_SUIDGID`).
@@ -35,6 +36,11 @@ impl OpenHow {
     /// The flag with which Linux opens what execve(2) is to run (`__FMODE_EXEC`,
     /// include/linux/fs.h). No application can give it.
     pub const EXECUTE: i32 = 0x20;
+    /// The caller has just created the file, at another server of the projection. The owner of the file
+    /// may open it so whatever its mode is. That gives the owner nothing new, since the owner can
+    /// change the mode. The kernel's NFS server does the same (`NFSD_MAY_OWNER_OVERRIDE`,
+    /// fs/nfsd/vfs.h). No application can give this flag. With `O_TRUNC` it has no effect.
+    pub const CREATOR: i32 = 1 << 27;
     /// Read only.
     pub const READ: OpenHow = OpenHow::new(libc::O_RDONLY);
     /// Read and write.
@@ -65,6 +71,22 @@ impl OpenHow {
     /// Whether the content is cut to nothing.
     pub fn truncates(self) -> bool {
         self.flags & libc::O_TRUNC != 0
+    }
+
+    /// The same without `O_TRUNC`.
+    pub fn without_truncation(self) -> OpenHow {
+        OpenHow { flags: self.flags & !libc::O_TRUNC, kill_set_id: false, ..self }
+    }
+
+    /// The same open of a file that the caller has just created ([`OpenHow::CREATOR`]).
+    pub fn of_created(self) -> OpenHow {
+        let OpenHow { flags, .. } = self.without_truncation();
+        OpenHow { flags: flags | OpenHow::CREATOR, ..self.without_truncation() }
+    }
+
+    /// Whether the owner of the file may open it so whatever its mode is.
+    pub fn is_by_creator(self) -> bool {
+        self.flags & OpenHow::CREATOR != 0 && !self.truncates() && !self.executes()
     }
 
     /// Whether this open of a regular file changes nothing, and reveals only whether the caller may

@@ -66,6 +66,12 @@ pub enum Command {
     Accept(AcceptArgs),
     Upgrade(UpgradeArgs),
     Key(KeyArgs),
+    /// Check a file of projections, or show what it means
+    Projection {
+        /// What to do.
+        #[command(subcommand)]
+        command: ProjectionCommand,
+    },
     Survey(SurveyArgs),
     Demo(DemoArgs),
     /// Print completions for a shell
@@ -101,6 +107,29 @@ pub enum Command {
     /// Has the kernel drop what other clients have changed; started by a mount's daemon.
     #[command(hide = true)]
     Invalidate,
+}
+
+/// What to do with a file of projections.
+#[derive(Debug, Subcommand)]
+pub enum ProjectionCommand {
+    /// Check a file: whether all is right in it, and whether the names of its servers have addresses
+    Check(ProjectionFile),
+    /// Show what a file means: which server has which share of files and directories
+    Show(ProjectionFile),
+}
+
+/// A file of `[projection.NAME]` tables, as `dray serve --projections` reads it.
+#[derive(Debug, clap::Args)]
+pub struct ProjectionFile {
+    /// The file
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// This projection alone
+    #[arg(value_name = "NAME")]
+    pub name: Option<String>,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Serve directories to clients.
@@ -147,6 +176,14 @@ pub struct ServeArgs {
     /// Configuration in TOML; what the command line says has precedence
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// The file that defines projections over several servers, the same at each of them; those that
+    /// have this server are exported by their names
+    #[arg(long, value_name = "FILE")]
+    pub projections: Option<PathBuf>,
+    /// Which of the `servers` of a projection this is, as written there [default: the one at whose
+    /// address it listens]
+    #[arg(long, value_name = "ADDRESS")]
+    pub server: Option<String>,
     /// What clients must prove: none, or psk:FILE for a shared key [default: psk:/etc/dray/key
     /// if that is there, else none: then clients must come from ports below 1024]
     #[arg(long, value_name = "none|psk:FILE")]

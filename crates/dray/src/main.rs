@@ -24,6 +24,7 @@ mod mount;
 mod notify_systemd;
 mod output;
 mod paths;
+mod projection;
 mod run_file;
 mod sandbox;
 mod serve;
@@ -62,6 +63,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Mount(args) => mount::run(args),
         Command::KeepFiles { state } => serve::descriptor_store_process::run(&state),
         Command::Key(args) => key::run(&args),
+        Command::Projection { command } => projection::run(&command),
         Command::Umount(args) => mount::umount::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Evict(args) => evict::run(&args),

@@ -76,7 +76,8 @@ fn refuses(socket: &Path) -> UnixListener {
     let listener = UnixListener::bind(socket).unwrap();
     let theirs = listener.try_clone().unwrap();
     let message = "bring both to neighbouring releases".to_owned();
-    let refusal = Refused { errno: libc::EPROTONOSUPPORT as u16, message }.refusal();
+    let errno = libc::EPROTONOSUPPORT as u16;
+    let refusal = Refused { errno, message, definition: String::new() }.refusal();
     std::thread::spawn(move || {
         for mut guest in theirs.incoming().map_while(Result::ok) {
             let _ = guest.read(&mut [0; 1024]); // its hello, or it has gone

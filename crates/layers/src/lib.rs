@@ -5,6 +5,8 @@
 //! a file system that a server serves: there the server asks, before a call waits for others.
 //! [`metrics`] and [`faults`] are observers.
 //!
+//! *Transformers* carry out a call in their own way: [`placement`] makes one file system of several servers.
+//!
 //! This crate must not know what is below or above it: neither wires, nor FUSE, nor where
 //! the options come from. It imports `core` and `rt` only.
 
@@ -13,6 +15,7 @@ pub mod faults;
 pub mod metrics;
 mod observe;
 mod observed;
+pub mod placement;
 mod session;
 
 pub use export::{ObservedExport, observe_export};

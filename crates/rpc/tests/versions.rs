@@ -65,7 +65,9 @@ fn a_client_of_the_next_version_is_served() {
         stream.write_all(&frame(&longer(next.message()), b"")).unwrap();
         let challenge = Challenge::from_message(&read_frame(&mut stream).unwrap().0).unwrap();
         assert_eq!((challenge.version, challenge.features), (VERSION_MAX, 0));
-        stream.write_all(&frame(&longer(NO_PROOF.message()), b"")).unwrap();
+        // Whoever appends a field writes those before it, too.
+        let of_no_definition = [NO_PROOF.message(), 0u64.to_le_bytes().to_vec()].concat();
+        stream.write_all(&frame(&longer(of_no_definition), b"")).unwrap();
         Welcome::from_message(&read_frame(&mut stream).unwrap().0).unwrap();
         stream.write_all(&frame(&identity(0), b"")).unwrap();
 

@@ -10,6 +10,7 @@
 mod cpus;
 mod driver;
 mod executor;
+mod join;
 mod pool;
 mod random;
 mod scope;
@@ -21,6 +22,7 @@ mod time;
 pub use cpus::CpuSet;
 pub use driver::uring::{Completion, Ring, RingToken};
 pub use executor::{DriverKind, Executor, ExecutorHandle, in_simulation};
+pub use join::join_all;
 pub use pool::{NoThread, Pool, Share};
 pub use random::{random_bytes, random_u64};
 pub use scope::Scope;

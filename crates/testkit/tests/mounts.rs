@@ -251,6 +251,7 @@ async fn through_both(
         split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
         caches: false,
         counts_on_one_user: false,
+        definition: 0,
     };
     let session = ClientSession::connect(connector, options, SessionMemory::heap()).await;
     let session = session.map_err(|error| words(&error))?;

@@ -60,6 +60,7 @@ impl Client {
             split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
             caches: false,
             counts_on_one_user: false,
+            definition: 0,
         };
         let connector = network.connector_from(from, to);
         let session = ClientSession::connect(connector, options, memory).await.expect("a session");

@@ -79,6 +79,10 @@ impl FoundBackend for MemorySource {
         None
     }
 
+    fn shared_id_key(&self) -> std::result::Result<u128, String> {
+        Err("no other server has the files in the memory of this one".to_owned())
+    }
+
     fn open(self: Box<Self>, resources: BackendResources) -> Result<Arc<dyn Backend>> {
         Ok(Arc::new(MemoryFs::new(MemoryOptions { uuid: resources.uuid, ..self.options })))
     }
@@ -87,6 +91,10 @@ impl FoundBackend for MemorySource {
 impl Backend for MemoryFs {
     fn caveats(&self) -> Vec<String> {
         vec!["its files are in memory, and end with this server".to_owned()]
+    }
+
+    fn has_shared_ids(&self) -> bool {
+        false
     }
 
     fn hang(&self, _: Duration) -> Option<Hang> {

@@ -7,7 +7,7 @@ use dray_core::{Access, Attr, Errno, Error, FileId, FileType, Gid, Result, SetAt
 use super::core::{Core, SquashedCaller};
 use super::lanes::{Lane, QUICK_MAX_BYTES};
 use super::options::Inline;
-use super::{cred, sys};
+use super::{cred, shared_key, sys};
 
 /// What [`apply`] changes: an inode found by its id, or an open file.
 pub(crate) enum AttrTarget<'a> {
@@ -92,6 +92,9 @@ impl Core {
         id: FileId,
         name: &[u8],
     ) -> Result<Vec<u8>> {
+        if name == shared_key::NAME {
+            return Err(Errno::ENODATA.into());
+        }
         let node = self.node_for(caller, id)?;
         let c_name = sys::xattr_name(name)?;
         guarded(caller, name, || Ok(sys::get_xattr(node.fd(), &c_name)?))
@@ -100,7 +103,8 @@ impl Core {
     pub(crate) fn list_xattr(&self, caller: &SquashedCaller, id: FileId) -> Result<Vec<u8>> {
         let node = self.node_for(caller, id)?;
         // Names of trusted attributes are listed for callers that may read them.
-        guarded(caller, b"trusted.", || Ok(sys::list_xattr(node.fd())?))
+        let names = guarded(caller, b"trusted.", || Ok(sys::list_xattr(node.fd())?))?;
+        Ok(shared_key::left_out(names))
     }
 
     pub(crate) fn set_xattr(
@@ -173,6 +177,9 @@ fn is_privileged(name: &[u8]) -> bool {
 /// An ordinary user could give a program of its own capabilities by such an attribute. The
 /// kernel refuses as well, for want of capabilities; twice is better than never.
 fn refuse_foreign(caller: &SquashedCaller, name: &[u8]) -> Result<()> {
+    if name == shared_key::NAME {
+        return Err(Error::new(Errno::EPERM).because("the attribute is the servers' own"));
+    }
     if is_privileged(name) && !caller.who.is_root() {
         return Err(
             Error::new(Errno::EPERM).because("only the super-user may change this attribute")

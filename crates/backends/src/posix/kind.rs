@@ -98,6 +98,16 @@ impl FoundBackend for FoundDirectory {
         self.root.difference(noted.identity, noted.same_boot)
     }
 
+    fn shared_id_key(&self) -> std::result::Result<u128, String> {
+        self.root.shared_id_key().map_err(|error| {
+            format!(
+                "the servers of a projection sign ids of files by a key that they keep in the attribute \
+                 {} of the directory, and the file system below does not let them: {error}",
+                String::from_utf8_lossy(super::shared_key::NAME)
+            )
+        })
+    }
+
     fn open(self: Box<Self>, resources: BackendResources) -> Result<Arc<dyn Backend>> {
         let options = PosixOptions {
             id_key: Some(resources.id_key),
@@ -115,6 +125,10 @@ impl FoundBackend for FoundDirectory {
 impl Backend for PosixFs {
     fn caveats(&self) -> Vec<String> {
         PosixFs::caveats(self)
+    }
+
+    fn has_shared_ids(&self) -> bool {
+        PosixFs::has_shared_ids(self)
     }
 
     fn hang(&self, least: Duration) -> Option<Hang> {

@@ -33,6 +33,7 @@ mod paths;
 mod recently_unlinked;
 mod reopen;
 mod root;
+mod shared_key;
 mod shown_path;
 mod siphash;
 mod source;
@@ -126,6 +127,11 @@ impl PosixFs {
     /// without their ends.
     pub fn caveats(&self) -> Vec<String> {
         self.core.below.caveats(matches!(self.core.ids, core::Ids::Native(_)))
+    }
+
+    /// Whether ids are handles of the file system below, and no numbers of a path table.
+    pub fn has_shared_ids(&self) -> bool {
+        matches!(self.core.ids, core::Ids::Native(_))
     }
 
     /// What it holds at the moment.

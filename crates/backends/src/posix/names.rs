@@ -170,7 +170,7 @@ impl Core {
     }
 
     /// The inode `known` has lost its name.
-    fn after_removal(&self, caller: &SquashedCaller, known: Option<&Arc<CachedInode>>) {
+    pub(crate) fn after_removal(&self, caller: &SquashedCaller, known: Option<&Arc<CachedInode>>) {
         let Some(node) = known else { return };
         self.note_unlinked(caller, node);
         // A client may have opened it since the lookup.
@@ -371,6 +371,16 @@ impl Core {
             // An append-only file (chattr +a) has to be opened with `O_APPEND`.
             Err(error) if error.errno() == Errno::EPERM && how.appends() => {
                 open(flags | libc::O_APPEND)
+            }
+            Err(error)
+                if error.errno() == Errno::EACCES
+                    && how.is_by_creator()
+                    && node.kind == FileType::Regular
+                    && sys::stat(node.fd())?.attr.uid == caller.who.uid =>
+            {
+                let granted = OpenGrant::to_caller(flags);
+                let fd = self.reopen_as_server(node.fd(), Purpose::GoOn(granted))?;
+                Ok(OpenedDescriptor::new(fd, granted))
             }
             opened => opened,
         }

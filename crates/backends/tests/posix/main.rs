@@ -7,6 +7,7 @@ mod names;
 mod open;
 mod rig;
 mod rights;
+mod shared;
 mod stable;
 mod twins;
 mod waiting;

@@ -74,6 +74,31 @@ fn the_right_to_run_a_program_changes_nothing_of_it() {
     });
 }
 
+/// A file that was created at one server of a projection is opened at another one. The mode that it was
+/// created with does not limit its creator, and gives nobody else anything.
+// proves: P48
+#[test]
+fn the_owner_alone_opens_as_the_creator() {
+    let created = |flags: i32| OpenHow::new(flags).of_created();
+    on_each(&Kind::ALL, async |kit| {
+        let (ann, bob) = (user(1000, 1000, &[]), user(1001, 1001, &[]));
+        let dir = kit.common("d").await;
+        let id = kit.file(&ann, dir, "f", 0o000, b"data").await;
+        assert_eq!(errno(kit.fs.open(&ann, id, OpenHow::READ_WRITE).await), Errno::EACCES);
+        assert_eq!(errno(kit.fs.open(&bob, id, created(libc::O_RDWR)).await), Errno::EACCES);
+        let file = kit.fs.open(&ann, id, created(libc::O_RDWR)).await.unwrap();
+        put(&ann, &*file, 4, b" more").await.unwrap();
+        assert_eq!(get(&ann, &*file, 0, 99).await.unwrap(), b"data more");
+        let file = kit.fs.open(&ann, id, created(libc::O_RDONLY)).await.unwrap();
+        assert_eq!(errno(put(&ann, &*file, 0, b"x").await), Errno::EBADF);
+        let cut = OpenHow::new(libc::O_RDWR | libc::O_TRUNC | OpenHow::CREATOR);
+        assert_eq!(errno(kit.fs.open(&ann, id, cut).await), Errno::EACCES);
+        let closed = kit.mkdir(&ann, dir, "closed", 0o000).await.unwrap().id;
+        let how = created(libc::O_RDONLY | libc::O_DIRECTORY);
+        assert_eq!(errno(kit.fs.open(&ann, closed, how).await), Errno::EACCES);
+    });
+}
+
 // proves: P44
 #[test]
 fn supplementary_groups_count() {

@@ -7,7 +7,7 @@ use std::process::{Child, Command};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dray_client::{ClientSession, ConnectError, ConnectOptions, RemoteFs, SessionMemory, Target};
+use dray_client::{ClientConnection, ClientMemory, ConnectError, ConnectOptions, Target};
 use dray_core::{Errno, Error, Stack};
 use dray_fuse::{Host, InvalidatorProcess};
 use dray_layers::metrics::Metrics;
@@ -23,17 +23,14 @@ const TAKE_OVER_MAX: Duration = Duration::from_secs(1);
 /// Between two attempts of a daemon that follows one that told it too little.
 const CONNECT_PAUSE: Duration = Duration::from_millis(300);
 
-/// Makes memory for a session, or finds that of a process before us.
-pub type NewMemory = Box<dyn Fn() -> io::Result<SessionMemory> + Send + Sync>;
+/// The sessions, once they are there; none in it if they could not be had.
+pub(super) type SharedConnection = watch::Receiver<Option<Option<ClientConnection>>>;
 
-/// The session, once it is there; none in it if it could not be had.
-pub(super) type SharedSession = watch::Receiver<Option<Option<Arc<ClientSession>>>>;
-
-/// Makes the session on the first worker's thread; the others join it.
+/// Makes the sessions on the first worker's thread; the others join them.
 pub(super) struct ServerConnection {
     pub(super) target: Target,
     pub(super) options: ConnectOptions,
-    pub(super) memory: NewMemory,
+    pub(super) memory: ClientMemory,
     /// Called before each further attempt to connect; none: there is one attempt.
     pub(super) wait: Option<NotifyFn>,
     /// Another program goes on with the mount if this one and the server do not understand each
@@ -42,8 +39,8 @@ pub(super) struct ServerConnection {
     /// Sees every call, where metrics are wanted.
     pub(super) calls: Option<Arc<Metrics>>,
     /// None until it has been tried.
-    pub(super) tell: watch::Sender<Option<Option<Arc<ClientSession>>>>,
-    pub(super) told: SharedSession,
+    pub(super) tell: watch::Sender<Option<Option<ClientConnection>>>,
+    pub(super) told: SharedConnection,
     /// Why there is none.
     pub(super) failed: Mutex<Option<ConnectError>>,
 }
@@ -108,31 +105,23 @@ impl ServerConnection {
         let session = known.ok().and_then(|known| known.clone().flatten());
         let session = session.ok_or(Error::new(Errno::EHOSTUNREACH))?;
         session.attach_here();
-        let stack = RemoteFs::stack(session);
+        let stack = session.stack();
         Ok(match &self.calls {
             Some(calls) => observed_stack(stack, calls),
             None => stack,
         })
     }
 
-    async fn connect(&self) -> Option<Arc<ClientSession>> {
-        let memory = self.new_memory()?;
+    async fn connect(&self) -> Option<ClientConnection> {
         let (target, options) = (&self.target, &self.options);
         let (patience, replaceable) = (TAKE_OVER_MAX, self.replaceable);
         let taken_over =
-            dray_client::take_over_session(target, options, memory, patience, replaceable);
+            ClientConnection::take_over(target, options, &self.memory, patience, replaceable);
         match taken_over.await {
             // Waiting does not help: the supervisor ends such a mount, or starts another program.
             Some(outcome) => outcome.map_err(|error| self.fail(error)).ok(),
             None => self.connect_first().await,
         }
-    }
-
-    fn new_memory(&self) -> Option<SessionMemory> {
-        let told = |error: &io::Error| {
-            log::error!("cannot use the memory of the session with {}: {error}", self.target);
-        };
-        (self.memory)().inspect_err(told).ok()
     }
 
     fn fail(&self, error: ConnectError) {
@@ -144,12 +133,11 @@ impl ServerConnection {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    async fn connect_first(&self) -> Option<Arc<ClientSession>> {
+    async fn connect_first(&self) -> Option<ClientConnection> {
         let mut told = false;
         loop {
-            let memory = self.new_memory()?;
-            let tried =
-                dray_client::connect_timeout(&self.target, &self.options, CONNECT_MAX, memory);
+            let (target, options) = (&self.target, &self.options);
+            let tried = ClientConnection::connect(target, options, &self.memory, CONNECT_MAX);
             let error = match tried.await {
                 Ok(session) => return Some(session),
                 Err(error) => error,

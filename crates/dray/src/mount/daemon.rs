@@ -4,13 +4,13 @@
 //! being stopped have the same effect.
 
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use dray_client::SessionMemory;
+use dray_client::ClientMemory;
 use dray_fuse::proto::abi;
 use dray_fuse::{Device, State, Transport, TransportWish};
 use dray_rt::{Interest, Source};
@@ -18,7 +18,7 @@ use dray_rt::{Interest, Source};
 use crate::args::MountDaemonArgs;
 use crate::daemonize;
 use crate::error::{ErrorContext, Failure, StartErrorContext};
-use crate::mount::connection::{NewMemory, NotifyFn, SupervisorRequests};
+use crate::mount::connection::{NotifyFn, SupervisorRequests};
 use crate::mount::flusher;
 use crate::mount::mount_table::MountInfo;
 use crate::mount::options::MountPlan;
@@ -76,7 +76,8 @@ fn serve(args: MountDaemonArgs) -> Result<(), Failure> {
     };
     let device = Device { fd: held.device, clones: held.clones, state };
     let replaceable = std::env::var_os(TRIED).is_some();
-    let running = mount.serve(device, memory_in(held.session), wait, replaceable, wishes)?;
+    let running =
+        mount.serve(device, ClientMemory::Held(held.session), wait, replaceable, wishes)?;
     if !args.successor && !args.mount.foreground {
         daemonize::leave_terminal()?;
     }
@@ -137,11 +138,6 @@ pub fn invalidate() -> Result<(), Failure> {
 
 fn can_resend(running: &RunningMount) -> bool {
     running.reporter().stats().session.has(abi::init::HAS_RESEND)
-}
-
-/// The memory that the supervisor holds, as often as it is wanted.
-fn memory_in(session: OwnedFd) -> NewMemory {
-    Box::new(move || SessionMemory::from_fd(session.try_clone()?))
 }
 
 /// Says a word to the supervisor each time that it is called.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_client::UnsyncedStatus;
+use dray_client::{SessionStatus, UnsyncedStatus};
 use dray_fuse::Stats;
 use dray_layers::metrics::{Metrics, PrometheusText};
 
@@ -24,7 +24,7 @@ pub fn text(report: &MountReport, calls: &Arc<Metrics>) -> String {
     let stats = report.reporter.stats();
     kernel(&stats, &labels, &mut text);
     server(report, &labels, &mut text);
-    unsynced(&report.session.status().unsynced, &labels, &mut text);
+    unsynced(&report.unsynced(), &labels, &mut text);
     text
 }
 
@@ -55,13 +55,14 @@ fn kernel(stats: &Stats, labels: &str, text: &mut String) {
 
 /// How it stands with the server.
 fn server(report: &MountReport, labels: &str, text: &mut String) {
-    let session = report.session.status();
-    let connected = session.channels.iter().any(|channel| channel.up);
+    let sessions = report.sessions();
+    let is_up = |session: &SessionStatus| session.channels.iter().any(|channel| channel.up);
     let sum = |count: fn(&dray_client::ChannelStats) -> u64| -> u64 {
-        session.channels.iter().map(count).sum()
+        sessions.iter().flat_map(|session| &session.channels).map(count).sum()
     };
+    let connected = sessions.iter().all(is_up);
     for (name, help, kind, value) in [
-        ("connected", "1 while the server can be reached.", Gauge, u64::from(connected)),
+        ("connected", "1 while each server can be reached.", Gauge, u64::from(connected)),
         ("calls_total", "Calls to the server.", Counter, sum(|one| one.calls)),
         (
             "calls_resent_total",
@@ -79,7 +80,7 @@ fn server(report: &MountReport, labels: &str, text: &mut String) {
             "sessions_lost_total",
             "Times that the server had forgotten this mount, and its locks with it.",
             Counter,
-            session.lost,
+            sessions.iter().map(|session| session.lost).sum(),
         ),
     ] {
         let name = format!("dray_mount_{name}");

@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dray_client::{Client, ClientSession, ConnectError, ConnectOptions, SessionMemory, Target};
-use dray_core::{Errno, FileSystem, FileType};
+use dray_client::{ClientConnection, ClientMemory, ConnectError, ConnectOptions, Target};
+use dray_core::{Context, Errno, FileType, Pid, RequestId};
 use dray_fuse::{
     Consistency, Device, MountFlags, MountOptions, Mounted, Options as FuseOptions, PerThread,
     Reporter, WORKERS_MAX,
@@ -34,9 +34,7 @@ use crate::control::{self, ProcessKind};
 use crate::daemonize::{self, ReadinessPipe};
 use crate::endpoint::{self, Responder};
 use crate::error::{ErrorContext, Failure, StartErrorContext};
-use crate::mount::connection::{
-    DaemonHost, NewMemory, NotifyFn, ServerConnection, SupervisorRequests,
-};
+use crate::mount::connection::{DaemonHost, NotifyFn, ServerConnection, SupervisorRequests};
 use crate::mount::mount_table::MountInfo;
 use crate::mount::options::MountPlan;
 use crate::mount::supervisor::{Launch, MountMemory, MountSettings};
@@ -123,7 +121,7 @@ struct Offered {
 pub struct RunningMount {
     mount: Mount,
     mounted: Mounted,
-    session: Arc<ClientSession>,
+    session: ClientConnection,
     calls: Option<Arc<Metrics>>,
     reporter: Arc<Reporter>,
 }
@@ -193,6 +191,7 @@ impl Mount {
             replay_bytes: self.plan.replay_bytes,
             caches: self.plan.consistency == Consistency::CloseToOpen,
             counts_on_one_user: self.believes() && !self.kernel_checks(),
+            definition: 0,
         }
     }
 
@@ -229,9 +228,9 @@ impl Mount {
 
     async fn greet(&self) -> Result<Offered, ConnectError> {
         let options = self.client_options();
-        let memory = SessionMemory::heap();
+        let memory = ClientMemory::Heap;
         let session =
-            dray_client::connect_timeout(&self.target, &options, CONNECT_MAX, memory).await?;
+            ClientConnection::connect(&self.target, &options, &memory, CONNECT_MAX).await?;
         let checked = self.check_root(&session).await;
         session.goodbye();
         checked
@@ -240,10 +239,15 @@ impl Mount {
 
     /// That what would be mounted is a directory: the kernel takes nothing else for the root of a
     /// mount, and fails every call on it. A server that cannot say now may be able to later.
-    async fn check_root(&self, session: &Arc<ClientSession>) -> Result<(), ConnectError> {
-        let client = Client::over(session.clone());
-        let (cx, root) = (client.context(), session.info().root);
-        match dray_rt::timeout(CONNECT_MAX, client.fs().getattr(&cx, root)).await {
+    async fn check_root(&self, session: &ClientConnection) -> Result<(), ConnectError> {
+        let (fs, root) = (session.stack().fs, session.info().root);
+        let cx = Context::new(
+            session.session().node(),
+            RequestId(0),
+            dray_client::own_identity(),
+            Pid(std::process::id()),
+        );
+        match dray_rt::timeout(CONNECT_MAX, fs.getattr(&cx, root)).await {
             Ok(Ok(attr)) if attr.file_type() != FileType::Directory => {
                 Err(ConnectError::Protocol(format!(
                     "{}: the server says that the export is no directory, which cannot be mounted; it \
@@ -294,7 +298,7 @@ impl Mount {
     pub fn serve(
         self,
         device: Device,
-        memory: NewMemory,
+        memory: ClientMemory,
         wait: Option<NotifyFn>,
         replaceable: bool,
         wishes: SupervisorRequests,

@@ -42,6 +42,10 @@ pub struct Config {
     pub clients_max: Option<usize>,
     /// Of these at one address.
     pub clients_of_one_address_max: Option<usize>,
+    /// The file of the projections that this server is a part of.
+    pub projections: Option<PathBuf>,
+    /// Which of the servers of a projection it is.
+    pub server: Option<String>,
     /// Whether `[[fault]]` is heeded.
     pub faults: bool,
     /// The exports.
@@ -81,7 +85,7 @@ pub struct FaultTable {
     nth: Option<u64>,
 }
 
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 14] = [
     "listen",
     "auth",
     "metrics",
@@ -91,6 +95,8 @@ const KEYS: [&str; 12] = [
     "buffers_mib",
     "clients_max",
     "clients_of_one_address_max",
+    "projections",
+    "server",
     "faults",
     "export",
     "fault",
@@ -106,18 +112,7 @@ impl Config {
     /// Reads a file. Errors: it cannot be read, is no TOML, or says something unknown.
     pub fn read(path: &Path) -> Result<Config, Failure> {
         let shown = path.display();
-        let mut text = Vec::new();
-        let read =
-            File::open(path).and_then(|file| file.take(BYTES_MAX + 1).read_to_end(&mut text));
-        read.map_err(|error| {
-            Failure::usage(format!("cannot read the configuration {shown}: {error}"))
-        })?;
-        if text.len() as u64 > BYTES_MAX {
-            let what = format!("{shown}: longer than {BYTES_MAX} bytes, which is no configuration");
-            return Err(Failure::usage(what));
-        }
-        let text = String::from_utf8(text);
-        let text = text.map_err(|_| Failure::usage(format!("{shown}: it is not UTF-8 text")))?;
+        let text = read_text(path, "configuration")?;
         let config = Config::parse(&text).and_then(|config| config.check().map(|()| config));
         config.map_err(|what| Failure::usage(format!("{shown}: {}", what.trim_end())))
     }
@@ -222,6 +217,40 @@ impl Config {
             Some(_) => Err("buffers_mib is a number from 8 to 1048576".to_owned()),
         }
     }
+}
+
+/// The text of a file. `what` it is, for people. Errors: it cannot be read, is too long, or no text.
+pub fn read_text(path: &Path, what: &str) -> Result<String, Failure> {
+    let shown = path.display();
+    let mut text = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(BYTES_MAX + 1).read_to_end(&mut text));
+    read.map_err(|error| Failure::usage(format!("cannot read the {what} {shown}: {error}")))?;
+    if text.len() as u64 > BYTES_MAX {
+        let why = format!("{shown}: longer than {BYTES_MAX} bytes, which is no file of that kind");
+        return Err(Failure::usage(why));
+    }
+    String::from_utf8(text).map_err(|_| Failure::usage(format!("{shown}: it is not UTF-8 text")))
+}
+
+/// The export of a projection, whose options stand in its subtable `export`. `read_only`: what has
+/// precedence over that.
+pub fn projected_export(
+    name: &str,
+    dir: &Path,
+    (options, read_only): (&toml::Table, Option<bool>),
+) -> Result<ExportPlan, String> {
+    let backend = backend_in(options)?;
+    let known = [&EXPORT_KEYS[..], backend.options()].concat();
+    let known = || known.iter().copied().filter(|key| !matches!(*key, "name" | "dir"));
+    if let Some(key) = options.keys().find(|key| !known().any(|one| one == key.as_str())) {
+        return Err(format!("unknown key `{key}` in its export{}", hint(key, known())));
+    }
+    let mut table: ExportTable = options.clone().try_into().map_err(in_plain_words)?;
+    table.name = name.to_owned();
+    table.dir = dir.to_owned();
+    table.read_only = read_only.unwrap_or(table.read_only);
+    table.own = own_options(backend, options)?;
+    table.plan()
 }
 
 /// What is wrong with a file, without the names that types have in Rust.

@@ -12,6 +12,7 @@ use dray_rpc::server::Allow;
 
 use crate::mount::foreign_options;
 use crate::serve::backend_options::{BackendOptions, backend_of, default_backend};
+use crate::serve::projections::ServedProjection;
 use crate::suggestions::{hint, meant};
 
 /// An export to be served.
@@ -33,6 +34,8 @@ pub struct ExportPlan {
     pub backend: &'static dyn BackendKind,
     /// Where its files are.
     pub source: Arc<dyn BackendSource>,
+    /// The projection that it is this server's part of.
+    pub projection: Option<Arc<ServedProjection>>,
 }
 
 /// Options of all exports on the command line, for slips of the pen. Backends have further ones.
@@ -117,7 +120,18 @@ impl Unconfigured {
                 let meant = meant(&wrong.value, wrong.known.iter().copied());
                 format!("{}{meant}", wrong.what)
             })?;
-        Ok(ExportPlan { name, dir, read_only, squash, allow, insecure, backend, source })
+        let projection = None; // of those in a file of projections
+        Ok(ExportPlan {
+            name,
+            dir,
+            read_only,
+            squash,
+            allow,
+            insecure,
+            backend,
+            source,
+            projection,
+        })
     }
 
     /// With options of the command line. `wrong` makes a message of what is wrong with one.

@@ -12,6 +12,7 @@ use dray_layers::metrics::Metrics;
 use dray_rt::Instant;
 
 use crate::serve::export::ExportPlan;
+use crate::serve::projections::ServedProjection;
 
 /// A file system that has not answered a call for this long is said to hang.
 const HANG_AFTER: Duration = Duration::from_secs(5);
@@ -21,6 +22,8 @@ pub struct ExportState {
     pub name: String,
     pub read_only: bool,
     pub metrics: Arc<Metrics>,
+    /// The projection that it is this server's part of.
+    pub projection: Option<Arc<ServedProjection>>,
     /// The directory, as it was named.
     named: PathBuf,
     state: Mutex<State>,
@@ -94,6 +97,7 @@ impl ExportState {
             name: plan.name.clone(),
             read_only: plan.read_only,
             metrics: Arc::new(Metrics::new()),
+            projection: plan.projection.clone(),
             named: plan.dir.clone(),
             state: Mutex::new(State {
                 dir: None,

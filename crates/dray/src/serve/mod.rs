@@ -18,6 +18,7 @@ pub(crate) mod metrics;
 pub(crate) mod mounts;
 pub(crate) mod opening;
 mod plan;
+pub(crate) mod projections;
 pub(crate) mod state;
 mod state_place;
 pub(crate) mod workers;

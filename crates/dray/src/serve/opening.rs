@@ -217,7 +217,7 @@ impl ExportOpener {
         let plan = &self.plan;
         let found = self.find()?;
         let dir = found.dir().to_owned();
-        let identity = self.identity(&*found)?;
+        let identity = self.identity_to_clients(&*found)?;
         let lost = Arc::new(AtomicBool::new(false));
         let exported = Arc::downgrade(&self.exported);
         let on_death = DeathNotice { lost: lost.clone(), exported };
@@ -239,12 +239,19 @@ impl ExportOpener {
         for caveat in backend.caveats() {
             log::warn!("export `{}`: {caveat}", plan.name);
         }
+        if plan.projection.as_ref().is_some_and(|projection| projection.shares_ids())
+            && !backend.has_shared_ids()
+        {
+            return Err(self.no_shared_ids().into());
+        }
         self.exported.answered(&dir, backend.clone());
         let ObservedExport { fs, admission } = observe_export(backend, self.observers());
         let mut export = Export::new(&plan.name, fs, plan.allow.clone());
         export.admission = admission;
         export.insecure = plan.insecure;
         export.one_user = matches!(plan.squash, Squash::All(..));
+        export.definition =
+            plan.projection.as_ref().map(|projection| Arc::new(projection.for_clients()));
         Ok(export.that_may_be_lost(lost))
     }
 
@@ -287,6 +294,30 @@ impl ExportOpener {
         let noted = IdentityNote { identity: found_on.clone(), boot: self.boot };
         fs_identities.note(dir, &self.plan.dir, &noted)?;
         Ok(identity)
+    }
+
+    /// The same, as clients see it: a projection is one file system at all of its servers.
+    fn identity_to_clients(&self, found: &dyn FoundBackend) -> Result<ExportIdentity, OpenFailure> {
+        let own = self.identity(found)?;
+        let Some(projection) = &self.plan.projection else { return Ok(own) };
+        let key = match projection.shares_ids() {
+            true => found
+                .shared_id_key()
+                .map_err(|why| Failure::new(format!("{}: {why}", self.cannot())))?,
+            false => own.key,
+        };
+        Ok(ExportIdentity { uuid: projection.definition.fs_uuid(), key })
+    }
+
+    fn no_shared_ids(&self) -> Failure {
+        let (cannot, layout) = (self.cannot(), self.plan.projection.as_ref());
+        let layout = layout.map(|projection| projection.definition.layout.to_string());
+        Failure::new(format!(
+            "{cannot}: the layout {} takes a file system whose file handles all servers have in common, \
+             such as ext4, xfs, btrfs or tmpfs; this one has none that dray knows, and other servers \
+             would not find its files",
+            layout.unwrap_or_default()
+        ))
     }
 
     fn warn_of_state_within(&self, state: &StateDir, dir: &Path) {

@@ -14,6 +14,7 @@ use crate::mount::mount_table::{self, UnderlyingDirectory};
 use crate::serve::config::Config;
 use crate::serve::export::{ExportPlan, check_threads};
 use crate::serve::export_state::ExportState;
+use crate::serve::projections::{self, ServerNames};
 use crate::serve::state::boot_id;
 
 /// Where a server listens that was not told: this machine alone can get there.
@@ -41,6 +42,27 @@ pub fn plan(args: ServeArgs) -> Result<ServePlan, Failure> {
     };
     let mut exports = config.exports().map_err(Failure::usage)?;
     exports.extend(args.export);
+    let mut listen = args.listen;
+    if listen.is_empty() {
+        listen = config.addresses().map_err(Failure::usage)?;
+    }
+    if listen.is_empty() {
+        listen.push(Address::tcp(DEFAULT_LISTEN));
+    }
+    let named = args.server.or(config.server.clone());
+    match (args.projections.or(config.projections.clone()), &named) {
+        (Some(file), named) => {
+            let names = ServerNames { named: named.as_deref(), listen: &listen };
+            exports.extend(projections::exports_of(&file, names)?);
+        }
+        (None, Some(name)) => {
+            return Err(Failure::usage(format!(
+                "`{name}` says which server of a projection this is, and no file of projections is \
+                 named: add --projections FILE or projections = \"FILE\""
+            )));
+        }
+        (None, None) => {}
+    }
     if exports.is_empty() {
         let why = match &args.config {
             Some(path) => format!(
@@ -60,13 +82,6 @@ pub fn plan(args: ServeArgs) -> Result<ServePlan, Failure> {
                 export.name
             )));
         }
-    }
-    let mut listen = args.listen;
-    if listen.is_empty() {
-        listen = config.addresses().map_err(Failure::usage)?;
-    }
-    if listen.is_empty() {
-        listen.push(Address::tcp(DEFAULT_LISTEN));
     }
     let threads = args.threads.or(config.threads).unwrap_or(0);
     check_threads(threads).map_err(|what| Failure::usage(format!("--{what}")))?;

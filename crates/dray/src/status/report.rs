@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_client::{ClientSession, LossEvent, UnsyncedStatus};
+use dray_client::{ChannelStats, ClientConnection, LossEvent, SessionStatus, UnsyncedStatus};
 use dray_fuse::{Consistency, InFlight, JobsOf, Reporter, Transport};
 use dray_rpc::server::{Server, ServerStatus};
 use dray_rt::Instant;
@@ -77,6 +77,16 @@ impl ServerReport {
             "dir": export.dir(),
             "below": below.map(|(_, kind)| kind),
             "read_only": export.read_only,
+            "projection": export.projection.as_ref().map(|projection| {
+                let definition = &projection.definition;
+                json!({
+                    "layout": definition.layout.to_string(),
+                    "fingerprint": format!("{:016x}", definition.fingerprint()),
+                    "server": definition.servers.get(projection.position),
+                    "number": projection.position + 1,
+                    "servers": definition.servers.len(),
+                })
+            }),
             "ops": ops,
             "mapped_twice": mapped_twice,
             "gone": export.directory_state() != DirectoryState::There,
@@ -161,7 +171,7 @@ pub struct MountReport {
     pub target: String,
     pub consistency: Consistency,
     pub timeout: Option<Duration>,
-    pub session: Arc<ClientSession>,
+    pub session: ClientConnection,
     pub reporter: Reporter,
     pub since: Instant,
 }
@@ -172,17 +182,26 @@ impl MountReport {
         self.known.now_at().display().to_string()
     }
 
+    /// Of each session, in the order of the projection's servers.
+    pub fn sessions(&self) -> Vec<SessionStatus> {
+        self.session.sessions().iter().map(|session| session.status()).collect()
+    }
+
+    /// What may not be on media at any server.
+    pub fn unsynced(&self) -> UnsyncedStatus {
+        UnsyncedStatus::sum(self.sessions().iter().map(|session| &session.unsynced))
+    }
+
     /// The whole status.
     pub fn json(&self) -> Value {
         let mountpoint = self.mountpoint();
         let stats = self.reporter.stats();
-        let session = self.session.status();
+        let sessions = self.sessions();
         let counts: serde_json::Map<String, Value> =
             stats.counts.iter().map(|(op, count)| ((*op).to_owned(), json!(count))).collect();
         let jobs = self.reporter.jobs();
         let operation = |one| operation(one, &jobs, &mountpoint);
         let operations: Vec<Value> = stats.in_flight.iter().map(operation).collect();
-        let up = session.channels.iter().filter(|channel| channel.up).count();
         json!({
             "kind": "mount",
             "version": env!("CARGO_PKG_VERSION"),
@@ -204,34 +223,52 @@ impl MountReport {
             "memory_limit_bytes": flusher::group_limit_bytes(),
             "known_files": stats.nodes,
             "open_files": stats.handles,
-            "server": {
-                "address": session.target,
-                "session": format!("{:x}", session.session),
-                "connected": up > 0,
-                "connections": up,
-                "sessions_lost": session.lost,
-                "evicted": session.evicted,
-                "error": session.trouble,
-                "calls": session.channels.iter().map(|channel| channel.calls).sum::<u64>(),
-                "closes_one_way": session.channels.iter().map(|one| one.one_way).sum::<u64>(),
-                "opened_at_lookup": {
-                    "made": session.ahead.made,
-                    "used": session.ahead.used,
-                    "given_up": session.ahead.given_up,
-                },
-                "calls_resent": session.channels.iter().map(|one| one.resent).sum::<u64>(),
-                "calls_in_flight": session.channels.iter().map(|one| one.in_flight).sum::<u64>(),
-                "reconnections": session.channels.iter()
-                    .map(|channel| channel.connections.saturating_sub(1)).sum::<u64>(),
-            },
+            "server": server(&sessions),
+            "projection": self.session.projection().map(|projection| json!({
+                "name": projection.definition.name,
+                "layout": projection.definition.layout.to_string(),
+                "definition": format!("{:016x}", projection.definition.fingerprint()),
+                "servers": sessions.chunks(1).map(server).collect::<Vec<_>>(),
+            })),
             "process": { "copied_bytes": dray_core::copied_bytes() },
-            "unsynced": unsynced(&session.unsynced),
+            "unsynced": unsynced(&UnsyncedStatus::sum(sessions.iter().map(|one| &one.unsynced))),
             "ops": counts,
             "read_bytes": stats.bytes.0,
             "written_bytes": stats.bytes.1,
             "operations": operations,
         })
     }
+}
+
+/// What is said of the sessions of a mount: of one, or of all servers of a projection together.
+fn server(sessions: &[SessionStatus]) -> Value {
+    let of_channels = |count: fn(&ChannelStats) -> u64| {
+        sessions.iter().flat_map(|session| &session.channels).map(count).sum::<u64>()
+    };
+    let is_up = |session: &SessionStatus| session.channels.iter().any(|channel| channel.up);
+    let joined = |word: fn(&SessionStatus) -> String| {
+        sessions.iter().map(word).collect::<Vec<_>>().join(",")
+    };
+    json!({
+        "address": joined(|session| session.target.clone()),
+        "session": joined(|session| format!("{:x}", session.session)),
+        "connected": sessions.iter().all(is_up),
+        "connections": of_channels(|channel| u64::from(channel.up)),
+        "sessions_lost": sessions.iter().map(|session| session.lost).sum::<u64>(),
+        "evicted": sessions.iter().any(|session| session.evicted),
+        "redefined": sessions.iter().any(|session| session.redefined),
+        "error": sessions.iter().find_map(|session| session.trouble.clone()),
+        "calls": of_channels(|channel| channel.calls),
+        "closes_one_way": of_channels(|channel| channel.one_way),
+        "opened_at_lookup": {
+            "made": sessions.iter().map(|session| session.ahead.made).sum::<u64>(),
+            "used": sessions.iter().map(|session| session.ahead.used).sum::<u64>(),
+            "given_up": sessions.iter().map(|session| session.ahead.given_up).sum::<u64>(),
+        },
+        "calls_resent": of_channels(|channel| channel.resent),
+        "calls_in_flight": of_channels(|channel| channel.in_flight),
+        "reconnections": of_channels(|channel| channel.connections.saturating_sub(1)),
+    })
 }
 
 fn operation(operation: &InFlight, jobs: &JobsOf, mountpoint: &str) -> Value {

@@ -71,6 +71,20 @@ fn server(report: &Value, room: Option<usize>, out: &mut String) {
     };
     table(out, room, &["EXPORT", "BELOW", "MODE", "STATE", "DIRECTORY"], rows, give);
     for export in list(&report["exports"]) {
+        if let projection @ Value::Object(_) = &export["projection"] {
+            line(
+                out,
+                &format!(
+                    "  {} is a projection, layout {}, definition {}: this is {}, server {} of {}",
+                    text(&export["name"]),
+                    text(&projection["layout"]),
+                    text(&projection["fingerprint"]),
+                    text(&projection["server"]),
+                    projection["number"],
+                    projection["servers"],
+                ),
+            );
+        }
         let starting = &export["starting"];
         if let (false, Some(why)) = (starting["held_back"].is_null(), starting["error"].as_str()) {
             line(out, &format!("  {why}"));
@@ -172,11 +186,33 @@ fn mount(report: &Value, room: Option<usize>, out: &mut String) {
         );
         line(out, "  \"Limits on memory\"");
     }
-    let server = &report["server"];
-    let state = match (server["connected"] == true, server["evicted"] == true) {
-        (_, true) => "EVICTED by its administrator, unmount and mount again",
-        (true, _) => "connected",
-        (false, _) => "AWAY, trying again",
+    let projection = &report["projection"];
+    if projection.is_null() {
+        session(&report["server"], out);
+    } else {
+        line(
+            out,
+            &format!(
+                "  projection {}: layout {}, definition {}",
+                text(&projection["name"]),
+                text(&projection["layout"]),
+                text(&projection["definition"]),
+            ),
+        );
+        list(&projection["servers"]).iter().for_each(|one| session(one, out));
+    }
+    rates(report, out);
+    operations(report, "pid", room, out);
+}
+
+/// How it stands with one server.
+fn session(server: &Value, out: &mut String) {
+    let is = |what: &str| server[what] == true;
+    let state = match (is("connected"), is("evicted"), is("redefined")) {
+        (_, true, _) => "EVICTED by its administrator, unmount and mount again",
+        (_, _, true) => "REDEFINED: the projection is another one now, unmount and mount again",
+        (true, _, _) => "connected",
+        (false, _, _) => "AWAY, trying again",
     };
     line(
         out,
@@ -192,8 +228,6 @@ fn mount(report: &Value, room: Option<usize>, out: &mut String) {
     if let Some(why) = server["error"].as_str() {
         line(out, &format!("  {why}"));
     }
-    rates(report, out);
-    operations(report, "pid", room, out);
 }
 
 fn rates(report: &Value, out: &mut String) {

@@ -76,9 +76,14 @@ pub fn run(args: &SurveyArgs) -> Result<(), Failure> {
     let auth = args.auth.clone().unwrap_or_else(key::default_auth);
     let key = crate::serve::parse_auth(&auth)?;
     let timeout = Some(Duration::from_secs(30));
-    let (caches, counts_on_one_user) = (false, false);
-    let options =
-        dray_client::ConnectOptions { key, timeout, replay_bytes: 0, caches, counts_on_one_user };
+    let options = dray_client::ConnectOptions {
+        key,
+        timeout,
+        replay_bytes: 0,
+        caches: false,
+        counts_on_one_user: false,
+        definition: 0,
+    };
     let mut survey = Survey::new(args);
     let nothing = Loopback::start()?;
     let loopback = nothing.place();

@@ -52,7 +52,7 @@ impl Loopback {
         });
         let thread = thread.doing(what)?;
         let address = told.recv().doing(what)?.doing(what)?;
-        let target = Target { address, export: NULL_EXPORT.to_owned() };
+        let target = Target::at(address, NULL_EXPORT.to_owned());
         Ok(Loopback { target, stop: Some(stop), thread: Some(thread) })
     }
 

@@ -14,7 +14,7 @@ use crate::auth::Key;
 use crate::client::adaptive_choice::AdaptiveChoice;
 use crate::client::channel::{Channel, ChannelStats};
 use crate::client::durability::UnsyncedStatus;
-use crate::client::link::Link;
+use crate::client::link::{Link, ServerEnd};
 use crate::client::memory::SessionMemory;
 use crate::client::open_ahead::OpenAheadStats;
 use crate::wire::NotifyHead;
@@ -46,6 +46,9 @@ pub struct ClientOptions {
     /// The front end does not tell callers apart, since all are one user at the server. The client
     /// does not go on with a server at which they are not.
     pub counts_on_one_user: bool,
+    /// Fingerprint of the definition of the projection by which the front end places files; 0: it
+    /// knows of none, and is refused with the definition where there is one.
+    pub definition: u64,
 }
 
 impl ClientOptions {
@@ -70,17 +73,25 @@ pub enum ConnectError {
         /// For people.
         message: String,
     },
+    /// The export is a projection, and the client does not place by its definition
+    /// ([`ClientOptions::definition`]).
+    Definition {
+        /// The definition to place by, in its canonical form.
+        text: String,
+    },
     /// The other end is no dray server, or does not know the key.
     Protocol(String),
 }
 
 impl ConnectError {
-    /// Whether there is no use in trying again: we were evicted; or, if this client is
-    /// `replaceable` by one of another version, the server does not speak as it does.
+    /// Whether there is no use in trying again: we were evicted; the server has another definition
+    /// of the projection; or, if this client is `replaceable` by one of another version, the server
+    /// does not speak as it does.
     pub fn is_hopeless(&self, replaceable: bool) -> bool {
         match self {
             ConnectError::Unreachable { .. } => false,
-            ConnectError::Refused { errno: Errno::ESHUTDOWN, .. } => true,
+            ConnectError::Refused { errno: Errno::ESHUTDOWN | Errno::EREMCHG, .. }
+            | ConnectError::Definition { .. } => true,
             ConnectError::Refused { errno, .. } => {
                 replaceable && errno.raw() == libc::EPROTONOSUPPORT
             }
@@ -93,7 +104,7 @@ impl ConnectError {
         match self {
             ConnectError::Unreachable { .. } => false,
             ConnectError::Refused { errno, .. } => *errno != Errno::EAGAIN,
-            ConnectError::Protocol(_) => true,
+            ConnectError::Definition { .. } | ConnectError::Protocol(_) => true,
         }
     }
 }
@@ -133,6 +144,10 @@ impl fmt::Display for ConnectError {
                 write!(f, "cannot connect to {target}: {error}; {advice}")
             }
             ConnectError::Refused { message, .. } => f.write_str(message),
+            ConnectError::Definition { .. } => f.write_str(
+                "the server has another definition of this projection than the one that files were to \
+                 be placed by: unmount, and mount again",
+            ),
             ConnectError::Protocol(message) => f.write_str(message),
         }
     }
@@ -162,6 +177,8 @@ pub struct SessionStatus {
     pub lost: u64,
     /// The server's administrator has ended it: it does not come back.
     pub evicted: bool,
+    /// The servers have another definition of the projection now: it does not come back.
+    pub redefined: bool,
     /// Why the last try to connect failed; none if one has gone well since.
     pub trouble: Option<String>,
     /// Its connections.
@@ -220,21 +237,46 @@ impl ClientSession {
     ) -> Option<std::result::Result<Arc<ClientSession>, ConnectError>> {
         let link = Arc::new(Link::new(connector, options, memory));
         let info = link.inherited_export()?;
+        let hopeless = |error: &ConnectError| error.is_hopeless(replaceable);
+        Some(ClientSession::go_on(link, info, patience, hopeless).await)
+    }
+
+    /// Begins a session with a server that may be away, of whose export another server has said what it
+    /// is. It is tried for `patience` first. If the server is away, calls wait for it as they do in any
+    /// outage. Errors: the server is there and refuses.
+    pub async fn begin(
+        connector: Arc<dyn Connect>,
+        options: ClientOptions,
+        memory: SessionMemory,
+        info: FsInfo,
+        patience: Duration,
+    ) -> std::result::Result<Arc<ClientSession>, ConnectError> {
+        let link = Arc::new(Link::new(connector, options, memory));
+        ClientSession::go_on(link, info, patience, ConnectError::is_lasting).await
+    }
+
+    /// Tries to connect for `patience`. Then the server is there, or it is tried again until it is.
+    /// Errors: those of the first attempt that `ends` says end it.
+    async fn go_on(
+        link: Arc<Link>,
+        info: FsInfo,
+        patience: Duration,
+        ends: impl Fn(&ConnectError) -> bool,
+    ) -> std::result::Result<Arc<ClientSession>, ConnectError> {
         let channel = link.new_channel();
         channel.inherit();
         link.close_inherited(&channel);
         let outcome = link.take_over(channel.clone());
         let session = ClientSession::new(link, info);
         session.adopt(channel);
-        // Else it is there, or it is tried again until it is.
         let tried = dray_rt::timeout(patience, outcome).await;
         if let Ok(Ok(Err(error))) = tried
-            && error.is_hopeless(replaceable)
+            && ends(&error)
         {
-            return Some(Err(error));
+            return Err(error);
         }
         session.link.unsynced.sync_inherited();
-        Some(Ok(session))
+        Ok(session)
     }
 
     /// The client's node, by which its requests are known over its processes: front ends
@@ -298,7 +340,8 @@ impl ClientSession {
             target: self.link.connector.target(),
             session: known.session,
             lost: known.lost,
-            evicted: self.link.is_evicted(),
+            evicted: self.link.end_by_server() == Some(ServerEnd::Evicted),
+            redefined: self.link.end_by_server() == Some(ServerEnd::Redefined),
             trouble: self.link.trouble(),
             channels: channels.iter().map(|channel| channel.stats()).collect(),
             unsynced: self.link.unsynced.status(),
@@ -389,6 +432,7 @@ pub(crate) mod tests {
             split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
             caches: false,
             counts_on_one_user: false,
+            definition: 0,
         };
         let root = FileId { ino: 1, generation: 1 };
         let info = FsInfo { uuid: FsUuid(1), root, kind: String::new(), read_only: false };

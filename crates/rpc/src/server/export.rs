@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dray_core::{CallAdmission, FileSystem, Shares};
-use dray_fabric::{BufferPool, Peer};
+use dray_fabric::{BufferPool, HEAD_MAX_BYTES, Peer};
 use dray_rt::ExecutorHandle;
 
 use crate::server::log_throttle::LogThrottle;
@@ -21,6 +21,21 @@ use crate::server::recovery::window::RecoveryWindow;
 use crate::server::refusals::Refusals;
 use crate::server::tickets::Tickets;
 use crate::server::watchers::Watchers;
+
+/// What clients of a projection place files by. It is made where projections are configured; here
+/// it is a number and a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportDefinition {
+    /// Of the text; never 0, which stands for no definition.
+    pub fingerprint: u64,
+    /// The canonical form, at most [`ExportDefinition::TEXT_MAX_BYTES`].
+    pub text: String,
+}
+
+impl ExportDefinition {
+    /// Longest text; with the rest of a refusal it fits into the head of a frame.
+    pub const TEXT_MAX_BYTES: usize = HEAD_MAX_BYTES / 2;
+}
 
 /// A file system under the name by which clients ask for it.
 pub struct Export {
@@ -41,6 +56,9 @@ pub struct Export {
     pub(crate) instance: u64,
     /// Whoever calls is the same user there, and clients are told.
     pub one_user: bool,
+    /// Of the projection of which it is a part: a client that places by another one is refused.
+    /// None: it is no part of any.
+    pub definition: Option<Arc<ExportDefinition>>,
     /// Which parts of its files are in use, and the stamps of its changes.
     pub(crate) ranges: Arc<RangeTable>,
     pub(crate) recovery_window: RecoveryWindow,
@@ -81,6 +99,7 @@ impl Export {
             lost: Arc::default(),
             instance: 0, // its server gives it one
             one_user: false,
+            definition: None,
             ranges: Arc::default(),
             recovery_window: RecoveryWindow::default(),
             group_sync: GroupSync::default(),
@@ -131,6 +150,11 @@ impl Export {
     /// The running executor serves it.
     pub(crate) fn is_served_here(&self) {
         *self.home.lock().unwrap_or_else(PoisonError::into_inner) = Some(ExecutorHandle::current());
+    }
+
+    /// The fingerprint of the definition that its clients place by; 0: it has none.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        self.definition.as_ref().map_or(0, |definition| definition.fingerprint)
     }
 
     /// Whether clients at `peer` may use it. Processes of this machine, by Unix socket,

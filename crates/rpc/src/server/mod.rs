@@ -30,7 +30,7 @@ mod watchers;
 mod withdrawal;
 
 pub use connection::{Admission, wanted_export};
-pub use export::{Allow, Export};
+pub use export::{Allow, Export, ExportDefinition};
 pub use journal::file::FileJournal;
 pub use journal::{
     ANSWER_MAX_BYTES, INTENT_MAX_BYTES, Journal, MemoryJournal, PersistentRecord, SessionRecord,

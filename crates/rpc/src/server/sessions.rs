@@ -261,7 +261,7 @@ fn machine_of(peer: Peer) -> String {
 }
 
 pub(crate) fn refused(errno: Errno, message: impl Into<String>) -> Refused {
-    Refused { errno: errno.raw() as u16, message: message.into() }
+    Refused { errno: errno.raw() as u16, message: message.into(), definition: String::new() }
 }
 
 #[cfg(test)]

@@ -162,8 +162,48 @@ impl<'a, A: Wire<'a>, B: Wire<'a>> Wire<'a> for (A, B) {
     }
 }
 
+/// A field that later versions have appended to a message. Where the message ends before it, as in
+/// the versions before, it has its default value. A default value is not written at the end, so
+/// that a message without it is what it was. A version that appends one more writes all before it.
+pub(crate) trait Appended<'a>: Wire<'a> + Default + PartialEq {
+    fn put_at_end(&self, out: &mut Vec<u8>) {
+        if *self != Self::default() {
+            self.put(out);
+        }
+    }
+    fn get_at_end(input: &mut Input<'a>) -> Result<Self, Malformed> {
+        if input.0.is_empty() { Ok(Self::default()) } else { input.get() }
+    }
+}
+
+impl<'a, T: Wire<'a> + Default + PartialEq> Appended<'a> for T {}
+
 /// Defines a struct and its encoding: its fields in order.
 macro_rules! wire_struct {
+    ($(#[$doc:meta])* $name:ident {
+        $($(#[$field_doc:meta])* $field:ident: $type:ty),* ;
+        $(#[$last_doc:meta])* appended $last:ident: $last_type:ty $(,)?
+    }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: $type,)*
+            $(#[$last_doc])* pub $last: $last_type
+        }
+
+        impl<'a> $crate::wire::Wire<'a> for $name {
+            fn put(&self, out: &mut Vec<u8>) {
+                $(self.$field.put(out);)*
+                $crate::wire::codec::Appended::put_at_end(&self.$last, out);
+            }
+            fn get(input: &mut $crate::wire::Input<'a>) -> Result<Self, $crate::wire::Malformed> {
+                Ok($name {
+                    $($field: input.get()?,)*
+                    $last: $crate::wire::codec::Appended::get_at_end(input)?
+                })
+            }
+        }
+    };
     ($(#[$doc:meta])* $name:ident $(<$life:lifetime>)? {
         $($(#[$field_doc:meta])* $field:ident: $type:ty),* $(,)?
     }) => {

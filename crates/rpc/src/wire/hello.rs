@@ -10,7 +10,7 @@
 
 use dray_core::{FsInfo, NodeId};
 
-use crate::wire::codec::{Input, Malformed, Wire, wire_struct};
+use crate::wire::codec::{Appended, Input, Malformed, Wire, wire_struct};
 use crate::wire::head::Kind;
 
 /// How the ends prove who they are.
@@ -92,16 +92,19 @@ wire_struct! {
         session_proof: [u8; 32],
         /// Connection of this client that this one takes the place of, 0 for none. What
         /// it has not read of that one by now will never be read.
-        replaces: u64,
+        replaces: u64;
+        /// Fingerprint of the definition of the projection by which it places files; 0: it knows
+        /// of none.
+        appended definition: u64,
     }
 }
 
 impl Proof {
     /// What the proofs of this message cover beside what was said before it.
-    pub fn wish(&self) -> [u8; 16] {
-        let mut wish = [0; 16];
-        wish[..8].copy_from_slice(&self.session.to_le_bytes());
-        wish[8..].copy_from_slice(&self.replaces.to_le_bytes());
+    pub fn wish(&self) -> Vec<u8> {
+        let mut wish = Vec::new();
+        (self.session, self.replaces).put(&mut wish);
+        self.definition.put_at_end(&mut wish);
         wish
     }
 }
@@ -136,10 +139,14 @@ wire_struct! {
     /// The server will not serve. The connection ends.
     Refused {
         /// `EPROTONOSUPPORT`, `EKEYREJECTED`, `ENOENT` (no such export), `EACCES`, `EAGAIN`
-        /// (too many clients), `ESHUTDOWN` (evicted: mount anew) and the like.
+        /// (too many clients), `ESHUTDOWN` (evicted: mount anew), `EREMCHG` (it places by
+        /// another definition than the server) and the like.
         errno: u16,
         /// What to do about it, for people.
-        message: String,
+        message: String;
+        /// With `EREMCHG`, the definition of the projection to place by, in its canonical form;
+        /// empty: the export is no projection.
+        appended definition: String,
     }
 }
 

@@ -50,6 +50,7 @@ pub fn client_options() -> ClientOptions {
         split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
         caches: false,
         counts_on_one_user: false,
+        definition: 0,
     }
 }
 

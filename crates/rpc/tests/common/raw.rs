@@ -59,7 +59,7 @@ pub fn hello(export: &str) -> Hello {
 }
 
 pub const NO_PROOF: Proof =
-    Proof { proof: [0; 32], session: 0, session_proof: [0; 32], replaces: 0 };
+    Proof { proof: [0; 32], session: 0, session_proof: [0; 32], replaces: 0, definition: 0 };
 
 /// A connection that has not said anything.
 pub fn stranger(socket: &Path) -> UnixStream {

@@ -221,8 +221,12 @@ fn handshakes(written: &mut Written) {
     let challenge = Challenge { version: 1, features: KNOWN, nonce: [8; 32], proof: [9; 32] };
     let then = written.same("challenge", &challenge.message());
     assert_eq!(Challenge::from_message(&then), Ok(challenge));
-    let proof = Proof { proof: [1; 32], session: 2, session_proof: [3; 32], replaces: 4 };
+    let proof =
+        Proof { proof: [1; 32], session: 2, session_proof: [3; 32], replaces: 4, definition: 0 };
     let then = written.same("proof", &proof.message());
+    assert_eq!(Proof::from_message(&then), Ok(proof.clone()));
+    let proof = Proof { definition: 5, ..proof };
+    let then = written.same("proof.definition", &proof.message());
     assert_eq!(Proof::from_message(&then), Ok(proof));
     let welcome = Welcome {
         session: 5,
@@ -238,8 +242,11 @@ fn handshakes(written: &mut Written) {
     };
     let then = written.same("welcome", &welcome.message());
     assert_eq!(Welcome::from_message(&then), Ok(welcome));
-    let refused = Refused { errno: 13, message: "why".into() };
+    let refused = Refused { errno: 13, message: "why".into(), definition: String::new() };
     let then = written.same("refused", &refused.refusal());
+    assert!(format!("{:?}", Welcome::from_message(&then)).contains(&format!("{refused:?}")));
+    let refused = Refused { definition: "text".into(), ..refused };
+    let then = written.same("refused.definition", &refused.refusal());
     assert!(format!("{:?}", Welcome::from_message(&then)).contains(&format!("{refused:?}")));
     let (uid, gid, groups) = (Uid(1000), Gid(1001), [Gid(4), Gid(27)].into());
     let who = Identity { uid, gid, groups, job: "job".into() };
@@ -355,11 +362,17 @@ fn notices(written: &mut Written) {
 /// Both ends of a handshake reckon them, and two versions must come to the same.
 fn proofs(written: &mut Written) {
     let key = Key::new(b"0123456789abcdef").unwrap();
-    let proof = Proof { proof: [0; 32], session: 2, session_proof: [0; 32], replaces: 4 };
+    let proof =
+        Proof { proof: [0; 32], session: 2, session_proof: [0; 32], replaces: 4, definition: 0 };
     let (hello, wish) = (hello().message(), proof.wish());
     let seen =
         Transcript { hello: &hello, version: 1, features: 5, server_nonce: &[8; 32], wish: &wish };
     for role in [Role::Client, Role::Server, Role::Session] {
         written.same(&format!("proof.{role:?}"), &key.prove(role, seen));
+    }
+    let wish = Proof { definition: 5, ..proof }.wish();
+    let seen = Transcript { wish: &wish, ..seen };
+    for role in [Role::Client, Role::Session] {
+        written.same(&format!("proof.{role:?}.definition"), &key.prove(role, seen));
     }
 }

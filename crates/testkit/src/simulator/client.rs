@@ -75,6 +75,7 @@ impl SimClient {
             split_min_bytes: 8,
             caches: true,
             counts_on_one_user: false,
+            definition: 0,
         };
         loop {
             let connector = network.connector_from(name, SERVER);

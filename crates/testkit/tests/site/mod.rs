@@ -12,6 +12,7 @@ use dray_backends::posix::{PosixFs, PosixOptions, Squash};
 use dray_core::{Admit, Context, FileSystem, FsUuid, ObservedCall};
 use dray_fabric::sim::{Network, Weather};
 use dray_fabric::{Address, Connect, Sockets, listen_first, local};
+use dray_layers::placement::{Placement, parse_definitions, placed_stack};
 use dray_layers::{Observed, Observer, Outcome};
 use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, SessionMemory};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
@@ -74,19 +75,52 @@ async fn clients_of(
     let mut clients = Vec::new();
     for (number, connector) in connectors.into_iter().enumerate() {
         let host = format!("client{number}");
-        let options = ClientOptions {
-            export: EXPORT.into(),
-            key: None,
-            timeout: None,
-            host,
-            replay_bytes: 1 << 20,
-            split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
-            caches: false,
-            counts_on_one_user: false,
-        };
-        let session = ClientSession::connect(connector, options, SessionMemory::heap()).await;
-        let remote: Stack = Arc::new(RemoteFs::new(session.expect("a session in fair weather")));
-        clients.push(layered(remote, idle));
+        let remote = client_of(connector, host, SessionMemory::heap()).await;
+        clients.push(layered(Arc::new(remote), idle));
+    }
+    clients
+}
+
+async fn client_of(connector: Arc<dyn Connect>, host: String, memory: SessionMemory) -> RemoteFs {
+    let options = ClientOptions {
+        export: EXPORT.into(),
+        key: None,
+        timeout: None,
+        host,
+        replay_bytes: 1 << 20,
+        split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
+        caches: false,
+        counts_on_one_user: false,
+        definition: 0,
+    };
+    let session = ClientSession::connect(connector, options, memory).await;
+    RemoteFs::new(session.expect("a session in fair weather"))
+}
+
+/// So many clients of a projection: each of `servers` is the file system of a server within the process,
+/// and all of them have the same files.
+pub async fn placed(servers: Vec<Stack>, count: usize, options: &str) -> Vec<Stack> {
+    let names: Vec<String> =
+        (1..=servers.len()).map(|number| format!("\"tcp://io{number}\"")).collect();
+    let names = names.join(", ");
+    let text = format!("[projection.x]\nservers = [{names}]\npath = \"/\"\n{options}");
+    let definition = parse_definitions(&text).expect("a definition").remove(0);
+    let mut connectors = Vec::new();
+    for fs in servers {
+        let (server, (listener, connector)) = (server_of(fs), local::listen());
+        dray_rt::spawn(async move { drop(server.serve_all(Box::new(listener)).await) });
+        connectors.push(Arc::new(connector) as Arc<dyn Connect>);
+    }
+    let mut clients: Vec<Stack> = Vec::new();
+    for number in 0..count {
+        let (mut stacks, node) = (Vec::new(), SessionMemory::heap().node());
+        for connector in &connectors {
+            let memory = SessionMemory::heap();
+            memory.set_node(node);
+            let remote = client_of(connector.clone(), format!("client{number}"), memory).await;
+            stacks.push(RemoteFs::stack(remote.session().clone()));
+        }
+        clients.push(placed_stack(Placement::new(&definition), stacks).fs);
     }
     clients
 }

@@ -11,21 +11,22 @@ use dray_rt::ExecutorHandle;
 use super::pending::UnwantedFile;
 use super::resend::CloseBatch;
 use super::{Channel, ConnectionEpoch, Phase, State};
+use crate::client::link::ServerEnd;
 
 /// Why a channel is over.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ChannelEnd {
     /// By us.
     Shut,
-    /// By the server's administrator.
-    Evicted,
+    /// By the server.
+    ByServer(ServerEnd),
 }
 
 impl ChannelEnd {
     fn errno(self) -> Errno {
         match self {
             ChannelEnd::Shut => Errno::ENOTCONN,
-            ChannelEnd::Evicted => Errno::ESHUTDOWN,
+            ChannelEnd::ByServer(_) => Errno::ESHUTDOWN,
         }
     }
 }
@@ -93,9 +94,9 @@ impl Channel {
         self.end(ChannelEnd::Shut);
     }
 
-    /// The same because the server's administrator evicted this mount.
-    pub(crate) fn evict(&self) {
-        self.end(ChannelEnd::Evicted);
+    /// The same because the server has ended the session for good.
+    pub(crate) fn end_by_server(&self, why: ServerEnd) {
+        self.end(ChannelEnd::ByServer(why));
     }
 
     fn end(&self, why: ChannelEnd) {
@@ -130,9 +131,14 @@ impl State {
             Some(ChannelEnd::Shut) => {
                 return Some(Error::retry(Errno::ENOTCONN).because("the mount is being ended"));
             }
-            Some(ChannelEnd::Evicted) => {
+            Some(ChannelEnd::ByServer(why)) => {
                 let error = Error::new(Errno::ESHUTDOWN);
-                return Some(error.because("the mount was evicted: unmount, and mount again"));
+                return Some(error.because(match why {
+                    ServerEnd::Evicted => "the mount was evicted: unmount, and mount again",
+                    ServerEnd::Redefined => {
+                        "the definition of the projection has changed: unmount, and mount again"
+                    }
+                }));
             }
             None => {}
         }

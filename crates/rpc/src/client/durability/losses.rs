@@ -56,6 +56,28 @@ pub struct UnsyncedStatus {
     pub events: Vec<LossEvent>,
 }
 
+impl UnsyncedStatus {
+    /// Of several sessions of one client, as if they were one.
+    pub fn sum<'a>(statuses: impl Iterator<Item = &'a UnsyncedStatus>) -> UnsyncedStatus {
+        statuses.fold(UnsyncedStatus::default(), |mut sum, one| {
+            sum.limit_bytes += one.limit_bytes;
+            sum.kept_bytes += one.kept_bytes;
+            sum.memory_bytes += one.memory_bytes;
+            sum.unkept_bytes += one.unkept_bytes;
+            sum.files += one.files;
+            sum.names += one.names;
+            sum.recovering |= one.recovering;
+            sum.power_losses += one.power_losses;
+            sum.sent_changes += one.sent_changes;
+            sum.sent_bytes += one.sent_bytes;
+            sum.losses += one.losses;
+            sum.lost_bytes += one.lost_bytes;
+            sum.events.extend(one.events.iter().cloned());
+            sum
+        })
+    }
+}
+
 /// All losses of one mount.
 #[derive(Default)]
 pub(super) struct Losses {

@@ -13,8 +13,8 @@ use dray_fabric::Connection;
 use dray_rt::sync::oneshot;
 use dray_rt::{random_u64, timeout};
 
-use super::Link;
 use super::handshake::{HandshakeOutcome, LinkSink};
+use super::{Link, ServerEnd};
 use crate::client::channel::Channel;
 use crate::client::session::ConnectError;
 use crate::wire::Proof;
@@ -167,8 +167,8 @@ impl Link {
             if self.leaving.load(Ordering::Relaxed) {
                 return channel.shut();
             }
-            if self.is_evicted() {
-                return channel.evict();
+            if let Some(why) = self.end_by_server() {
+                return channel.end_by_server(why);
             }
             // From before the try on, so that no welcome is missed.
             let mut reached = pin!(self.reached.notified());
@@ -263,10 +263,25 @@ impl Link {
         }
         let turned_away = sink.has_heard_nothing() && is_hanging_up(&error);
         let error = sink.failure.unwrap_or_else(|| self.unreachable(error));
-        if matches!(error, ConnectError::Refused { errno: Errno::ESHUTDOWN, .. }) {
-            self.note_eviction();
+        if let Some(why) = self.ended_by(&error) {
+            self.note_end(why);
         }
         Err(Some(ConnectFailure { error, turned_away, tell: sink.tell }))
+    }
+
+    /// Whether the session has come to its end with this refusal, and why.
+    fn ended_by(&self, error: &ConnectError) -> Option<ServerEnd> {
+        match error {
+            ConnectError::Refused { errno: Errno::ESHUTDOWN, .. } => Some(ServerEnd::Evicted),
+            ConnectError::Refused { errno: Errno::EREMCHG, .. }
+            | ConnectError::Definition { .. } => {
+                // Who begins one may begin it again, by the definition that it was given.
+                (self.server().session != 0).then_some(ServerEnd::Redefined)
+            }
+            ConnectError::Refused { .. }
+            | ConnectError::Unreachable { .. }
+            | ConnectError::Protocol(_) => None,
+        }
     }
 
     fn unreachable(&self, error: io::Error) -> ConnectError {

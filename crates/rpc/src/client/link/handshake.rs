@@ -10,10 +10,10 @@ use dray_fabric::{Connection, Sink};
 use dray_rt::random_bytes;
 use dray_rt::sync::oneshot;
 
-use super::Link;
 use super::connecting::key_of;
 use super::reestablish::Reestablish;
 use super::server_identity::{ServerIdentity, SessionState, WelcomeNews};
+use super::{Link, ServerEnd};
 use crate::auth::{Key, Role, Transcript};
 use crate::client::channel::{Channel, ConnectionEpoch, ReplyReceiver};
 use crate::client::durability::SyncedFor;
@@ -152,6 +152,7 @@ impl LinkSink {
                     "the export has no squash=all any more, or an older server serves it: unmount, \
                           and mount again"
                         .to_owned(),
+                definition: String::new(),
             }));
         }
         let known = self.link.server().clone();
@@ -171,6 +172,7 @@ impl LinkSink {
             session: known.session,
             session_proof: [0; 32],
             replaces: self.number,
+            definition: self.link.options.definition,
         };
         let wish = proof.wish();
         let seen = Transcript { wish: &wish, ..seen };
@@ -251,8 +253,8 @@ impl LinkSink {
         let head = NotifyHead::get_message(&mut input)?;
         match head.what {
             NotifyHead::EVICTED => {
-                self.link.note_eviction();
-                self.channel.evict();
+                self.link.note_end(ServerEnd::Evicted);
+                self.channel.end_by_server(ServerEnd::Evicted);
             }
             NotifyHead::STABLE => {
                 let stamp = input.get()?;
@@ -269,6 +271,12 @@ impl LinkSink {
     fn failed(&mut self, error: HandshakeError) -> io::Error {
         let target = self.link.connector.target();
         self.failure = Some(match error {
+            // Nothing is believed of a server that has not proven itself.
+            HandshakeError::Refused(Refused { definition, .. })
+                if self.stage == Stage::Challenged && !definition.is_empty() =>
+            {
+                ConnectError::Definition { text: definition }
+            }
             HandshakeError::Refused(refused) => ConnectError::Refused {
                 errno: Errno::new(i32::from(refused.errno)),
                 message: format!("{target}: {}", shown(&refused.message)),

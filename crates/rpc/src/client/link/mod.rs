@@ -38,6 +38,15 @@ const OWN_NUMBER: u64 = 1 << 63;
 /// Above what one process counts of them stands which process of this client it is.
 const PROCESS_SHIFT: u32 = 40;
 
+/// Why a server ends a session for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ServerEnd {
+    /// Its administrator does not want this mount any more.
+    Evicted,
+    /// It has another definition of the projection than the one that this mount places by.
+    Redefined,
+}
+
 /// What all channels of a session share about its server.
 pub(crate) struct Link {
     pub(crate) options: ClientOptions,
@@ -71,8 +80,8 @@ pub(crate) struct Link {
     server: Mutex<ServerIdentity>,
     /// The session has been ended by us, or its beginning given up: it is not to be begun anew.
     pub(crate) leaving: AtomicBool,
-    /// The session has been ended by the server's administrator.
-    evicted: AtomicBool,
+    /// The session has been ended by the server, for good.
+    ended: OnceLock<ServerEnd>,
     outage: Outage,
     /// A server has welcomed this process.
     met: watch::Sender<bool>,
@@ -120,7 +129,7 @@ impl Link {
             node,
             server: Mutex::new(server),
             leaving: AtomicBool::new(false),
-            evicted: AtomicBool::new(false),
+            ended: OnceLock::new(),
             outage: Outage::default(),
             met: watch::channel(false).0,
             reached: Notify::new(),
@@ -134,7 +143,7 @@ impl Link {
 
     /// Whether connections are to be made: neither we nor the server have ended the session.
     pub(crate) fn is_wanted(&self) -> bool {
-        !self.leaving.load(Ordering::Relaxed) && !self.is_evicted()
+        !self.leaving.load(Ordering::Relaxed) && self.ended.get().is_none()
     }
 
     /// Why the last try to connect failed; none if one has gone well since.
@@ -142,20 +151,28 @@ impl Link {
         self.outage.why()
     }
 
-    /// Whether the server's administrator has ended the session for good.
-    pub(crate) fn is_evicted(&self) -> bool {
-        self.evicted.load(Ordering::Relaxed)
+    /// Why the server has ended the session for good, if it has.
+    pub(crate) fn end_by_server(&self) -> Option<ServerEnd> {
+        self.ended.get().copied()
     }
 
-    /// The server's administrator has ended the session. It is not begun anew by itself:
-    /// programs would go on as if their locks and open files were still theirs.
-    fn note_eviction(&self) {
-        if !self.evicted.swap(true, Ordering::Relaxed) {
-            log::error!(
-                "{}: the server's administrator evicted this mount: locks and open files are \
-                 gone, and every call fails with ESHUTDOWN; unmount, and mount again",
-                self.connector.target()
-            );
+    /// The server has ended the session. It is not begun anew by itself: programs would go on as
+    /// if their locks and open files were still theirs.
+    fn note_end(&self, why: ServerEnd) {
+        if self.ended.set(why).is_err() {
+            return;
+        }
+        let target = self.connector.target();
+        match why {
+            ServerEnd::Evicted => log::error!(
+                "{target}: the server's administrator evicted this mount: locks and open files are \
+                 gone, and every call fails with ESHUTDOWN; unmount, and mount again"
+            ),
+            ServerEnd::Redefined => log::error!(
+                "{target}: the definition of projection {} has changed: unmount, and mount again; \
+                 until then every call fails with ESHUTDOWN",
+                self.options.export
+            ),
         }
     }
 

@@ -39,7 +39,7 @@ impl SessionMemory {
 
     fn begin_file(file: File, boot: u128) -> io::Result<SessionMemory> {
         reserve(&file)?;
-        let memory = SessionMemory::map(file.into())?;
+        let memory = SessionMemory::map(file.into(), 0)?;
         memory.set(OWN_BOOT, boot as u64);
         memory.set(OWN_BOOT + 1, (boot >> 64) as u64);
         Ok(memory)

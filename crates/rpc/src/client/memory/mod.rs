@@ -77,6 +77,8 @@ const OWN_BOOT: usize = PROCESSES + 1;
 const FIRST_NODE: usize = OWN_BOOT + 2;
 const WORDS: usize = FIRST_NODE + SLOTS_MAX;
 const BYTES: usize = WORDS * 8;
+/// From the memory of one session to the next in one file: whole pages, of 64 KiB at most.
+const STRIDE_BYTES: usize = BYTES.next_multiple_of(64 << 10);
 /// What memory of an earlier release has.
 const OLD_BYTES: usize = TICKETS_END * 8;
 /// Memory that nobody takes over has no tickets.
@@ -140,13 +142,14 @@ impl SessionMemory {
         }
         // SAFETY: just made, owned by nobody else.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        SessionMemory::lengthen(&fd)?;
-        SessionMemory::map(fd)
+        SessionMemory::lengthen(&fd, 0)?;
+        SessionMemory::map(fd, 0)
     }
 
-    fn lengthen(fd: &OwnedFd) -> io::Result<()> {
+    fn lengthen(fd: &OwnedFd, index: usize) -> io::Result<()> {
+        let len_bytes = (index * STRIDE_BYTES + BYTES) as libc::off_t;
         // SAFETY: no memory is passed.
-        match unsafe { libc::ftruncate(fd.as_raw_fd(), BYTES as libc::off_t) } {
+        match unsafe { libc::ftruncate(fd.as_raw_fd(), len_bytes) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
@@ -155,6 +158,12 @@ impl SessionMemory {
     /// The memory of a process before us. Errors: it is none of this version (`InvalidData`, with
     /// words that say so); those of fstat(2), ftruncate(2) and mmap(2).
     pub fn from_fd(fd: OwnedFd) -> io::Result<SessionMemory> {
+        SessionMemory::from_fd_at(fd, 0)
+    }
+
+    /// The memory of the session with this index among several sessions of one client, which lie in one
+    /// file. Only pages that are written to take memory. Errors: as [`SessionMemory::from_fd`].
+    pub fn from_fd_at(fd: OwnedFd, index: usize) -> io::Result<SessionMemory> {
         // SAFETY: an all-zero stat is valid, and the kernel writes to it during the call.
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
         // SAFETY: as above.
@@ -164,10 +173,10 @@ impl SessionMemory {
         if stat.st_size < OLD_BYTES as libc::off_t {
             return Err(refused(format!("it has {} bytes of {OLD_BYTES}", stat.st_size)));
         }
-        if stat.st_size < BYTES as libc::off_t {
-            SessionMemory::lengthen(&fd)?;
+        if stat.st_size < (index * STRIDE_BYTES + BYTES) as libc::off_t {
+            SessionMemory::lengthen(&fd, index)?;
         }
-        let memory = SessionMemory::map(fd)?;
+        let memory = SessionMemory::map(fd, index)?;
         match memory.word(0).load(Ordering::Acquire) {
             0 | MAGIC => Ok(memory), // 0: it died before its first welcome
             other if other << VERSION_BITS == MAGIC << VERSION_BITS => {
@@ -178,7 +187,7 @@ impl SessionMemory {
         }
     }
 
-    fn map(fd: OwnedFd) -> io::Result<SessionMemory> {
+    fn map(fd: OwnedFd, index: usize) -> io::Result<SessionMemory> {
         // SAFETY: a fresh mapping of a file of at least this size that nobody cuts.
         let start = unsafe {
             libc::mmap(
@@ -187,7 +196,7 @@ impl SessionMemory {
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED,
                 fd.as_raw_fd(),
-                0,
+                (index * STRIDE_BYTES) as libc::off_t,
             )
         };
         if start == libc::MAP_FAILED {
@@ -222,6 +231,17 @@ impl SessionMemory {
             self.set(NODE, random_u64() | 1); // 0 is nobody
         }
         NodeId(self.get(NODE))
+    }
+
+    /// The client's node is `node`: that of another session of this client, whose requests and locks are
+    /// known by the same numbers. To be said before the session begins.
+    ///
+    /// # Panics
+    /// If it has another node already.
+    pub fn set_node(&self, node: NodeId) {
+        let known = self.get(NODE);
+        assert!(known == 0 || known == node.0, "a session keeps its node");
+        self.set(NODE, node.0);
     }
 
     /// The same once it has been drawn, before that [`NodeId::OWN`].

@@ -51,6 +51,28 @@ fn unprivileged(export: &str, peer: Peer) -> Refused {
     )
 }
 
+/// To a client that places by another definition than `export`'s, which it is given.
+fn misplaced(export: &Export, fingerprint: u64) -> Refused {
+    let name = &export.name;
+    let definition = export.definition.as_ref().map(|definition| definition.text.clone());
+    let message = match (&definition, fingerprint) {
+        (None, _) => format!(
+            "export `{name}` is no projection any more, as which it was mounted: unmount, and mount \
+             again"
+        ),
+        (Some(_), 0) => format!(
+            "export `{name}` is a projection over several servers, whose definition this client does \
+             not ask for: use a newer dray to mount it"
+        ),
+        (Some(_), _) => format!(
+            "the definition of projection `{name}` has changed: unmount, and mount again; if it has \
+             not, the servers have different definitions, and `dray status` shows the fingerprint \
+             at each"
+        ),
+    };
+    Refused { definition: definition.unwrap_or_default(), ..refused(Errno::EREMCHG, message) }
+}
+
 /// The export that a client wants whose first message is this; none if it is no greeting.
 /// Nothing has been checked: it says who is to serve the connection, no more.
 pub fn wanted_export(head: &[u8]) -> Option<String> {
@@ -166,6 +188,13 @@ impl ServerSink {
         };
         let known = self.server.resume(proof.session, export, right);
         let known = known.map_err(HandshakeError::Refused)?;
+        if proof.definition != export.fingerprint() {
+            let refused = misplaced(export, proof.definition);
+            // It does not come back, and others need not wait for what it had.
+            known.map(|session| self.server.end(session));
+            self.only_asked = proof.definition == 0;
+            return Err(HandshakeError::Refused(refused));
+        }
         if known.is_none() && export.is_lost() {
             // It has one, which is taken over when the export is open again.
             return Err(HandshakeError::Refused(not_open(&export.name)));

@@ -69,6 +69,7 @@ pub(in crate::server) async fn serve(
         handshake_place: Some(handshake_place),
         identities: Identities::default(),
         refused: None,
+        only_asked: false,
         shared: shared.clone(),
     };
     dray_rt::spawn(watch_handshake(Arc::downgrade(&connection), Arc::downgrade(&shared)));
@@ -87,6 +88,9 @@ pub(in crate::server) async fn serve(
         // A look whether somebody is there, as monitoring makes it.
         Stage::Hello if error.kind() == io::ErrorKind::UnexpectedEof => {
             log::debug!("connection from {peer} ended before it said anything");
+        }
+        _ if sink.only_asked => {
+            log::debug!("connection from {peer} has asked for the definition of a projection");
         }
         stage if sink.server.limits.complains(peer, sink.fault()) => {
             // Who has another key sees it first, and goes without a word.
@@ -185,6 +189,8 @@ struct ServerSink {
     identities: Identities,
     /// The error number with which it was turned away.
     refused: Option<u16>,
+    /// It had no definition of the projection, and was given one: so a mount begins.
+    only_asked: bool,
     shared: Arc<Shared>,
 }
 

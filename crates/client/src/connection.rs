@@ -1,0 +1,291 @@
+//! What a target leads to: one session with one server, or a session with each server of a projection.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dray_core::{FsInfo, NodeId, Stack};
+use dray_fabric::Address;
+use dray_layers::placement::{Definition, Placement, parse_definitions, placed_stack};
+use dray_rpc::client::{ClientSession, ConnectError, RemoteFs};
+
+use crate::connector::{
+    ConnectOptions, begin_session, connect_session, connect_timeout, take_over_session,
+};
+use crate::memory::{ClientMemory, SERVERS_MAX};
+use crate::target::Target;
+
+/// A server that does not answer within this time is away. The sessions with the others begin without it.
+const SERVER_PATIENCE: Duration = Duration::from_secs(3);
+/// A server that nobody has reached yet is tried once more, at least for so long.
+const BEGIN_PATIENCE: Duration = Duration::from_millis(100);
+
+/// The sessions that a client has, and what they are for. Cheap to clone.
+#[derive(Clone)]
+pub struct ClientConnection {
+    /// In the order of the definition; one without a projection.
+    sessions: Vec<Arc<ClientSession>>,
+    projection: Option<Arc<ClientProjection>>,
+}
+
+/// The projection that a client uses.
+pub struct ClientProjection {
+    /// As its servers have it.
+    pub definition: Definition,
+    placement: Placement,
+}
+
+impl ClientProjection {
+    /// Errors: the text of a server is no definition, or one that this client cannot use.
+    fn of(text: &str) -> Result<Arc<ClientProjection>, ConnectError> {
+        let wrong = |why: String| ConnectError::Protocol(format!("a server's definition: {why}"));
+        let mut definitions = parse_definitions(text).map_err(|errors| {
+            wrong(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
+        })?;
+        let definition = definitions.pop().filter(|_| definitions.is_empty());
+        let definition = definition.ok_or_else(|| wrong("it is not of one projection".into()))?;
+        if definition.servers.len() > SERVERS_MAX {
+            return Err(wrong(format!("it has more than {SERVERS_MAX} servers")));
+        }
+        let placement = Placement::new(&definition);
+        Ok(Arc::new(ClientProjection { definition, placement }))
+    }
+
+    /// The export of each server, in the order of the definition.
+    fn targets(&self) -> Result<Vec<Target>, ConnectError> {
+        let target = |server: &String| {
+            let address: Address = server.parse().map_err(ConnectError::Protocol)?;
+            Ok(Target::at(address, self.definition.name.clone()))
+        };
+        self.definition.servers.iter().map(target).collect()
+    }
+
+    fn options(&self, options: &ConnectOptions) -> ConnectOptions {
+        ConnectOptions { definition: self.definition.fingerprint(), ..options.clone() }
+    }
+}
+
+impl From<Arc<ClientSession>> for ClientConnection {
+    fn from(session: Arc<ClientSession>) -> ClientConnection {
+        ClientConnection { sessions: vec![session], projection: None }
+    }
+}
+
+impl ClientConnection {
+    /// Connects to what `target` names, once. `wait` is for the first server that answers. Of a projection
+    /// further servers may be away: calls wait for them. Errors: no server can be reached, or one refuses.
+    pub async fn connect(
+        target: &Target,
+        options: &ConnectOptions,
+        memory: &ClientMemory,
+        wait: Duration,
+    ) -> Result<ClientConnection, ConnectError> {
+        let mut failure = None;
+        for one in target.each() {
+            let own = memory.session(0).map_err(no_memory)?;
+            match connect_timeout(&one, options, wait, own).await {
+                Ok(session) if target.is_single() => return Ok(session.into()),
+                Ok(session) => {
+                    session.goodbye();
+                    return Err(ConnectError::Protocol(format!(
+                        "{one} is no projection, so that one server serves it: name that one alone"
+                    )));
+                }
+                Err(ConnectError::Definition { text }) => {
+                    let projection = ClientProjection::of(&text)?;
+                    memory.keep_definition(&text).map_err(no_memory)?;
+                    return projection.connect(options, memory).await;
+                }
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        Err(failure.expect("a target has an address"))
+    }
+
+    /// Goes on with the sessions of a process before us, whether their servers can be reached or not; see
+    /// [`ClientSession::take_over`]. None if `memory` does not say enough.
+    pub async fn take_over(
+        target: &Target,
+        options: &ConnectOptions,
+        memory: &ClientMemory,
+        patience: Duration,
+        replaceable: bool,
+    ) -> Option<Result<ClientConnection, ConnectError>> {
+        let text = match memory.definition() {
+            Ok(text) => text,
+            Err(error) => return Some(Err(no_memory(error))),
+        };
+        let Some(text) = text else {
+            let own = match memory.session(0) {
+                Ok(own) => own,
+                Err(error) => return Some(Err(no_memory(error))),
+            };
+            let session = take_over_session(target, options, own, patience, replaceable).await?;
+            return Some(session.map(ClientConnection::from));
+        };
+        let projection = match ClientProjection::of(&text) {
+            Ok(projection) => projection,
+            Err(error) => return Some(Err(error)),
+        };
+        Some(projection.take_over(options, memory, (patience, replaceable)).await)
+    }
+
+    /// The first session: the only one without a projection.
+    pub fn session(&self) -> &Arc<ClientSession> {
+        &self.sessions[0]
+    }
+
+    /// Every session, in the order of the definition.
+    pub fn sessions(&self) -> &[Arc<ClientSession>] {
+        &self.sessions
+    }
+
+    /// The projection, if it is one.
+    pub fn projection(&self) -> Option<&ClientProjection> {
+        self.projection.as_deref()
+    }
+
+    /// The export; that of every server is the same.
+    pub fn info(&self) -> &FsInfo {
+        self.session().info()
+    }
+
+    /// Whether all callers are one user at every server.
+    pub fn one_user(&self) -> bool {
+        self.sessions.iter().all(|session| session.one_user())
+    }
+
+    /// Gives the calling thread channels of its own, as long as there are not too many.
+    pub fn attach_here(&self) {
+        self.sessions.iter().for_each(ClientSession::attach_here);
+    }
+
+    /// The file system with its sessions, for a front end.
+    pub fn stack(&self) -> Stack {
+        match &self.projection {
+            None => RemoteFs::stack(self.session().clone()),
+            Some(projection) => {
+                let stacks = self.sessions.iter().cloned().map(RemoteFs::stack).collect();
+                placed_stack(projection.placement.clone(), stacks)
+            }
+        }
+    }
+
+    /// Ends the sessions: the servers give everything back at once.
+    pub fn goodbye(&self) {
+        self.sessions.iter().for_each(|session| session.goodbye());
+    }
+}
+
+/// What came of one server: a session, or that it is away.
+type Reached = Result<Option<Arc<ClientSession>>, ConnectError>;
+
+impl ClientProjection {
+    /// Connects to every server, to all at once. Errors: none can be reached, or one refuses.
+    async fn connect(
+        self: Arc<Self>,
+        options: &ConnectOptions,
+        memory: &ClientMemory,
+    ) -> Result<ClientConnection, ConnectError> {
+        let (options, targets) = (self.options(options), self.targets()?);
+        let node = memory.session(0).map_err(no_memory)?.node();
+        let tries = targets.iter().enumerate().map(|(index, target)| {
+            let (options, memory) = (&options, memory.session_of(index, node));
+            Box::pin(async move {
+                let memory = memory.map_err(no_memory)?;
+                let tried = connect_session(target, options, memory);
+                match dray_rt::timeout(SERVER_PATIENCE, tried).await {
+                    Ok(Ok(session)) => Ok(Some(session)),
+                    Ok(Err(ConnectError::Unreachable { .. })) | Err(_) => Ok(None),
+                    Ok(Err(error)) => Err(error),
+                }
+            }) as dray_core::Fut<'_, Reached>
+        });
+        let reached = dray_rt::join_all(tries.collect()).await;
+        self.complete(&options, (memory, node), reached).await
+    }
+
+    async fn take_over(
+        self: Arc<Self>,
+        options: &ConnectOptions,
+        memory: &ClientMemory,
+        (patience, replaceable): (Duration, bool),
+    ) -> Result<ClientConnection, ConnectError> {
+        let (options, targets) = (self.options(options), self.targets()?);
+        let node = memory.session(0).map_err(no_memory)?.node();
+        let tries = targets.iter().enumerate().map(|(index, target)| {
+            let (options, memory) = (&options, memory.session_of(index, node));
+            Box::pin(async move {
+                let memory = memory.map_err(no_memory)?;
+                take_over_session(target, options, memory, patience, replaceable).await.transpose()
+            }) as dray_core::Fut<'_, Reached>
+        });
+        let reached = dray_rt::join_all(tries.collect()).await;
+        self.complete(&options, (memory, node), reached).await
+    }
+
+    /// What a server of the projection has against this client.
+    fn explained(&self, target: &Target, error: ConnectError) -> ConnectError {
+        let ConnectError::Definition { text } = error else { return error };
+        let other = ClientProjection::of(&text).map_or(0, |one| one.definition.fingerprint());
+        ConnectError::Protocol(format!(
+            "{target} has another definition of the projection ({other:016x}) than the server that was \
+             asked first ({:016x}): give all servers the same file, and restart them",
+            self.definition.fingerprint()
+        ))
+    }
+
+    /// Begins the sessions with the servers that are away. Errors: one refuses, none is there, or their
+    /// exports are not the same.
+    async fn complete(
+        self: Arc<Self>,
+        options: &ConnectOptions,
+        (memory, node): (&ClientMemory, NodeId),
+        reached: Vec<Reached>,
+    ) -> Result<ClientConnection, ConnectError> {
+        let targets = self.targets()?;
+        let mut sessions = Vec::with_capacity(reached.len());
+        for (target, one) in targets.iter().zip(reached) {
+            sessions.push(one.map_err(|error| self.explained(target, error))?);
+        }
+        let info = sessions.iter().flatten().next().map(|session| session.info().clone());
+        let info = info.ok_or_else(|| ConnectError::Unreachable {
+            target: self.definition.servers.join(", "),
+            error: std::io::Error::from_raw_os_error(libc::EHOSTUNREACH),
+        })?;
+        for (index, session) in sessions.iter_mut().enumerate() {
+            match session {
+                Some(session) => must_be_same(&targets[index], &info, session.info())?,
+                None => {
+                    let memory = memory.session_of(index, node).map_err(no_memory)?;
+                    let begun = begin_session(
+                        &targets[index],
+                        options,
+                        memory,
+                        info.clone(),
+                        BEGIN_PATIENCE,
+                    );
+                    log::warn!("{} is away: calls wait for it", targets[index]);
+                    *session = Some(begun.await?);
+                }
+            }
+        }
+        let sessions = sessions.into_iter().flatten().collect();
+        Ok(ClientConnection { sessions, projection: Some(self) })
+    }
+}
+
+/// Two servers that serve different trees do not serve one projection.
+fn must_be_same(target: &Target, first: &FsInfo, info: &FsInfo) -> Result<(), ConnectError> {
+    if (first.uuid, first.root) == (info.uuid, info.root) {
+        return Ok(());
+    }
+    Err(ConnectError::Protocol(format!(
+        "{target} serves another directory than the first server of the projection (its root is {}, \
+         there it is {}): is the shared file system mounted at both?",
+        info.root, first.root
+    )))
+}
+
+fn no_memory(error: std::io::Error) -> ConnectError {
+    ConnectError::Protocol(format!("cannot use the memory of the session: {error}"))
+}

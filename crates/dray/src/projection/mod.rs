@@ -1,0 +1,135 @@
+//! `dray projection`: whether a file of projections can be used, and what it means.
+
+mod shares;
+
+use std::net::ToSocketAddrs;
+use std::path::Path;
+
+use dray_fabric::Address;
+use dray_layers::placement::{Definition, parse_definitions};
+use serde_json::{Value, json};
+
+use crate::args::{ProjectionCommand, ProjectionFile};
+use crate::error::Failure;
+use crate::output;
+use crate::serve::config;
+use shares::Shares;
+
+/// Checks a file, or shows what it means. Errors: something is wrong in it.
+pub fn run(command: &ProjectionCommand) -> Result<(), Failure> {
+    match command {
+        ProjectionCommand::Check(args) => check(args),
+        ProjectionCommand::Show(args) => show(args),
+    }
+}
+
+/// The projections of the file that are asked for. Errors: all that is wrong in it.
+fn read(args: &ProjectionFile) -> Result<Vec<Definition>, Failure> {
+    let shown = args.file.display();
+    let text = config::read_text(&args.file, "projections")?;
+    let mut definitions = parse_definitions(&text).map_err(|errors| {
+        let lines: Vec<String> = errors.iter().map(|error| format!("{shown}: {error}")).collect();
+        Failure::usage(lines.join("\n"))
+    })?;
+    if let Some(name) = &args.name {
+        let names: Vec<String> = definitions.iter().map(|one| one.name.clone()).collect();
+        definitions.retain(|one| one.name == *name);
+        if definitions.is_empty() {
+            return Err(Failure::usage(format!(
+                "{shown}: it has no projection `{name}`, but {}",
+                names.join(", ")
+            )));
+        }
+    }
+    Ok(definitions)
+}
+
+fn check(args: &ProjectionFile) -> Result<(), Failure> {
+    let definitions = read(args)?;
+    let wrong: Vec<String> =
+        definitions.iter().flat_map(|one| unresolved(&args.file, one)).collect();
+    if !wrong.is_empty() {
+        return Err(Failure::new(wrong.join("\n")));
+    }
+    if args.json {
+        return output::print_json(&definitions.iter().map(summary).collect());
+    }
+    for Definition { name, .. } in &definitions {
+        output::print_line(format!("projection {name}: sound, and its servers have addresses"))?;
+    }
+    Ok(())
+}
+
+/// What is wrong with the names of the servers.
+fn unresolved(file: &Path, definition: &Definition) -> Vec<String> {
+    let resolve = |server: &String| {
+        let Ok(Address::Tcp { host, port }) = server.parse() else { return None };
+        let error = (host.as_str(), port).to_socket_addrs().err()?;
+        Some(format!(
+            "{}: projection `{}`: server {server}: the name has no address here ({error}): mend it \
+             here, or in DNS or /etc/hosts",
+            file.display(),
+            definition.name
+        ))
+    };
+    definition.servers.iter().filter_map(resolve).collect()
+}
+
+fn show(args: &ProjectionFile) -> Result<(), Failure> {
+    let definitions = read(args)?;
+    if args.json {
+        return output::print_json(&definitions.iter().map(detail).collect());
+    }
+    let texts: Vec<String> = definitions.iter().map(text).collect();
+    output::print(texts.join("\n"))
+}
+
+/// What a script reads of a definition.
+fn summary(definition: &Definition) -> Value {
+    json!({
+        "name": definition.name,
+        "layout": definition.layout.to_string(),
+        "fingerprint": format!("{:016x}", definition.fingerprint()),
+        "servers": definition.servers,
+    })
+}
+
+fn detail(definition: &Definition) -> Value {
+    let mut value = summary(definition);
+    value["path"] = json!(definition.path);
+    value["width"] = json!(definition.width);
+    value["stripe_bytes"] = json!(definition.stripe_bytes);
+    value["data_hash"] = json!(definition.data_hash.to_string());
+    value["meta_hash"] = json!(definition.meta_hash.to_string());
+    value["spread_creates"] = json!(definition.spread_creates);
+    value["atomic"] = json!(definition.atomic);
+    value["canonical"] = json!(definition.canonical());
+    value["shares"] = Shares::of(definition).json();
+    value
+}
+
+fn text(definition: &Definition) -> String {
+    let Definition { name, layout, servers, path, width, stripe_bytes, .. } = definition;
+    let mut text = format!(
+        "projection {name}, layout {layout}, definition {:016x}\n  directory {path} at {} servers\n",
+        definition.fingerprint(),
+        servers.len()
+    );
+    text += &match layout.is_striped() {
+        true => format!(
+            "  a file: blocks of {} KiB over {width} servers{}\n",
+            stripe_bytes >> 10,
+            if definition.atomic { ", which `atomic` puts at one" } else { "" }
+        ),
+        false => "  a file: at one server\n".to_owned(),
+    };
+    text += match definition.spread_creates {
+        true => "  names: each at a server of its own (spread_creates)\n",
+        false => "  names: at the server of their directory\n",
+    };
+    text += &format!(
+        "  hashes: {} of files, {} of names\n",
+        definition.data_hash, definition.meta_hash
+    );
+    text + &Shares::of(definition).text()
+}

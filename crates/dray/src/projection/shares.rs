@@ -1,0 +1,46 @@
+//! Which share of a projection each server has, over a sample of inode numbers.
+
+use dray_core::FileId;
+use dray_layers::placement::{Definition, Placement, ServerIndex};
+use serde_json::{Value, json};
+
+/// Consecutive inode numbers that are looked at.
+const SAMPLE: u64 = 100_000;
+
+/// Per cent of files at home, and of directories, for each server.
+pub struct Shares {
+    servers: Vec<(String, f64, f64)>,
+}
+
+impl Shares {
+    pub fn of(definition: &Definition) -> Shares {
+        let placement = Placement::new(definition);
+        let mut counts = vec![(0_u64, 0_u64); definition.servers.len()];
+        for ino in 0..SAMPLE {
+            let id = FileId { ino, generation: 0 };
+            let (ServerIndex(file), ServerIndex(dir)) =
+                (placement.home(id), placement.directory(id));
+            counts[usize::from(file)].0 += 1;
+            counts[usize::from(dir)].1 += 1;
+        }
+        let per_cent = |count: u64| count as f64 * 100.0 / SAMPLE as f64;
+        let share = |(server, (files, dirs)): (&String, (u64, u64))| {
+            (server.clone(), per_cent(files), per_cent(dirs))
+        };
+        Shares { servers: definition.servers.iter().zip(counts).map(share).collect() }
+    }
+
+    pub fn json(&self) -> Value {
+        let share = |(server, files, dirs): &(String, f64, f64)| json!({ "server": server, "files_percent": files, "directories_percent": dirs });
+        self.servers.iter().map(share).collect()
+    }
+
+    pub fn text(&self) -> String {
+        let width = self.servers.iter().map(|(server, ..)| server.len()).max().unwrap_or(0);
+        let mut text = format!("  {:width$}  FILES  DIRECTORIES\n", "SERVER");
+        for (server, files, dirs) in &self.servers {
+            text += &format!("  {server:width$}  {files:4.1}%  {dirs:10.1}%\n");
+        }
+        text
+    }
+}

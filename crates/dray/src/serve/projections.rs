@@ -1,0 +1,215 @@
+//! Projections of which this server is a part: each one is an export, and its clients get the definition.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use dray_fabric::Address;
+use dray_layers::placement::{Definition, Layout, parse_definitions};
+use dray_rpc::server::ExportDefinition;
+
+use crate::error::Failure;
+use crate::serve::config;
+use crate::serve::export::ExportPlan;
+
+/// A projection, as one of its servers has it.
+#[derive(Debug)]
+pub struct ServedProjection {
+    pub definition: Definition,
+    /// Which of its servers this one is, counted from 0.
+    pub position: usize,
+}
+
+impl ServedProjection {
+    /// What clients are given.
+    pub fn for_clients(&self) -> ExportDefinition {
+        ExportDefinition {
+            fingerprint: self.definition.fingerprint(),
+            text: self.definition.canonical(),
+        }
+    }
+
+    /// Whether a client asks several servers for one file, so that all must give it the same id.
+    pub fn shares_ids(&self) -> bool {
+        match self.definition.layout {
+            Layout::Cluster | Layout::ClusterStripe => true,
+            Layout::File | Layout::Stripe | Layout::LoadBalance => false,
+        }
+    }
+}
+
+/// Who a server is among those of a projection.
+#[derive(Clone, Copy)]
+pub struct ServerNames<'a> {
+    /// As the administrator says.
+    pub named: Option<&'a str>,
+    /// Where it listens, which counts where nothing is said.
+    pub listen: &'a [Address],
+}
+
+/// The exports of the projections in `file` that this server is a part of. Errors: anything is wrong
+/// in it, or the server is in none of them.
+pub fn exports_of(file: &Path, names: ServerNames<'_>) -> Result<Vec<ExportPlan>, Failure> {
+    let shown = file.display();
+    let text = config::read_text(file, "projections")?;
+    let definitions = parse_definitions(&text).map_err(|errors| {
+        let lines: Vec<String> = errors.iter().map(|error| format!("{shown}: {error}")).collect();
+        Failure::usage(lines.join("\n"))
+    })?;
+    let mut exports = Vec::new();
+    for definition in &definitions {
+        let name = &definition.name;
+        let of = |what: String| Failure::usage(format!("{shown}: projection `{name}`: {what}"));
+        let Some(position) = names.position_in(definition).map_err(of)? else { continue };
+        exports.push(export_of(definition, position).map_err(of)?);
+    }
+    if exports.is_empty() {
+        return Err(Failure::usage(format!("{shown}: {}", names.are_in_none())));
+    }
+    Ok(exports)
+}
+
+impl ServerNames<'_> {
+    fn position_in(&self, definition: &Definition) -> Result<Option<usize>, String> {
+        if let Some(name) = self.named {
+            return Ok(definition.position(name));
+        }
+        let mut found: Vec<usize> = self
+            .listen
+            .iter()
+            .filter_map(|address| definition.position(&address.to_string()))
+            .collect();
+        found.dedup();
+        match found[..] {
+            [] => Ok(None),
+            [position] => Ok(Some(position)),
+            _ => Err(
+                "this server listens at the addresses of several of its servers: say which one it \
+                      is, with --server NAME or server = \"NAME\""
+                    .to_owned(),
+            ),
+        }
+    }
+
+    fn are_in_none(&self) -> String {
+        match self.named {
+            Some(name) => format!("`{name}` is among the servers of none of its projections"),
+            None => {
+                let listen: Vec<String> = self.listen.iter().map(ToString::to_string).collect();
+                format!(
+                    "no projection has a server {}, where this one listens: say which of the servers \
+                     it is, with --server NAME or server = \"NAME\"",
+                    listen.join(" or ")
+                )
+            }
+        }
+    }
+}
+
+fn export_of(definition: &Definition, position: usize) -> Result<ExportPlan, String> {
+    let read_only = match definition.layout {
+        Layout::Cluster | Layout::ClusterStripe => None,
+        Layout::LoadBalance => Some(true),
+        layout @ (Layout::File | Layout::Stripe) => {
+            return Err(format!(
+                "this version has no layout `{layout}` yet: use cluster, cluster-stripe or loadbalance \
+                 over a file system that the servers share"
+            ));
+        }
+    };
+    let (name, dir) = (&definition.name, PathBuf::from(&definition.path));
+    let mut plan = config::projected_export(name, &dir, (&definition.export, read_only))?;
+    let projection = ServedProjection { definition: definition.clone(), position };
+    let bytes = projection.for_clients().text.len();
+    if bytes > ExportDefinition::TEXT_MAX_BYTES {
+        let most = ExportDefinition::TEXT_MAX_BYTES;
+        return Err(format!("it has {bytes} bytes, and at most {most}: use shorter names"));
+    }
+    plan.projection = Some(Arc::new(projection));
+    Ok(plan)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const THREE: &str = "[projection.scratch]\nlayout = 'cluster'\npath = '/srv'\nservers = ['tcp://io1', \
+                         'tcp://io2', 'tcp://io3:7000']\n";
+
+    fn exports(
+        text: &str,
+        named: Option<&str>,
+        listen: &[&str],
+    ) -> Result<Vec<ExportPlan>, String> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let listen: Vec<Address> = listen.iter().map(|one| one.parse().unwrap()).collect();
+        let outcome = exports_of(file.path(), ServerNames { named, listen: &listen });
+        outcome.map_err(|failure| {
+            assert_eq!(failure.code, crate::error::EXIT_USAGE);
+            failure.message
+        })
+    }
+
+    #[test]
+    fn a_server_finds_itself_by_its_name_or_by_where_it_listens() {
+        for (named, listen, position) in [
+            (Some("tcp://io1"), "tcp://0.0.0.0", 0),
+            (Some("tcp://io2:7440"), "tcp://io1", 1),
+            (None, "tcp://io3:7000", 2),
+        ] {
+            let exports = exports(THREE, named, &[listen]).unwrap();
+            let projection = exports[0].projection.as_ref().unwrap();
+            assert_eq!((exports[0].name.as_str(), projection.position), ("scratch", position));
+            assert_eq!(exports[0].dir, PathBuf::from("/srv"));
+        }
+        for (named, listen, words) in [
+            (Some("tcp://io9"), &["tcp://io1"][..], "`tcp://io9` is among the servers of none"),
+            (None, &["tcp://0.0.0.0"], "no projection has a server tcp://0.0.0.0:7440, where"),
+            (None, &["tcp://io1", "tcp://io2"], "listens at the addresses of several"),
+        ] {
+            let said = exports(THREE, named, listen).unwrap_err();
+            assert!(said.contains(words), "{said}");
+        }
+    }
+
+    #[test]
+    fn options_of_the_export_stand_in_the_subtable() {
+        let with = |options: &str| {
+            let text = format!("{THREE}[projection.scratch.export]\n{options}\n");
+            exports(&text, Some("tcp://io1"), &[])
+        };
+        let plan = with("insecure = true\nsquash = 'none'\nmountpoint = true").unwrap().remove(0);
+        assert!(plan.insecure && !plan.read_only);
+        assert!(format!("{:?}", plan.source).contains("mountpoint: Some(\"/srv\")"));
+        for (options, words) in [
+            ("squahs = 'none'", "did you mean `squash`?"),
+            ("dir = '/other'", "unknown key `dir`"),
+            ("squash = 'rot'", "did you mean `root`?"),
+            ("read_only = 7", "expected true or false"),
+        ] {
+            let said = with(options).unwrap_err();
+            assert!(said.contains(words), "{options}: {said}");
+        }
+        // They are the server's affair, and clients are not told.
+        let [plain, other] = ["", "insecure = true"]
+            .map(|options| with(options).unwrap()[0].projection.as_ref().unwrap().for_clients());
+        assert_eq!(plain, other);
+    }
+
+    #[test]
+    fn what_cannot_be_served_is_refused_in_words() {
+        let replaced =
+            |from: &str, to: &str| exports(&THREE.replace(from, to), Some("tcp://io1"), &[]);
+        for layout in ["file", "stripe"] {
+            let said = replaced("'cluster'", &format!("'{layout}'")).unwrap_err();
+            assert!(said.contains(&format!("no layout `{layout}` yet")), "{said}");
+        }
+        let read_only = replaced("'cluster'", "'loadbalance'").unwrap().remove(0);
+        assert!(read_only.read_only && !read_only.projection.unwrap().shares_ids());
+        let said = replaced("'cluster'", "'clusters'").unwrap_err();
+        assert!(said.contains("projection `scratch`: layout `clusters` is unknown"), "{said}");
+        let said = replaced("io2", "io1").unwrap_err();
+        assert!(said.contains("is there twice"), "{said}");
+        assert!(exports("", None, &[]).unwrap_err().contains("there is no [projection.NAME]"));
+    }
+}

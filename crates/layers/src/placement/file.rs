@@ -1,0 +1,180 @@
+//! An open file or directory of a projection.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use dray_core::{
+    Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, Fut, IO_MAX_BYTES,
+    Io, Lock, LockOwner, Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write, Xflags,
+};
+
+use super::fs::PlacedServers;
+use super::mapping::ServerIndex;
+
+/// Data that one call copies between two servers at most: they pass this client.
+const COPY_MAX_BYTES: u64 = IO_MAX_BYTES as u64;
+
+/// A file that is open at its home server, or a directory at the server of its names.
+pub(super) struct PlacedFile {
+    shared: Arc<PlacedServers>,
+    at: ServerIndex,
+    how: OpenHow,
+    inner: Arc<dyn OpenFile>,
+}
+
+impl PlacedFile {
+    /// `inner` is open at server `at`.
+    pub(super) fn new(
+        shared: &Arc<PlacedServers>,
+        (at, how): (ServerIndex, OpenHow),
+        inner: Arc<dyn OpenFile>,
+    ) -> Arc<dyn OpenFile> {
+        Arc::new(PlacedFile { shared: shared.clone(), at, how, inner })
+    }
+
+    /// Replaces attributes that are not from a file's home.
+    async fn ask_homes(&self, cx: &Context, page: &mut DirPage) {
+        let away = |id: FileId| self.shared.placement.home(id) != self.at;
+        let asked: Vec<usize> = page
+            .iter()
+            .enumerate()
+            .filter(|(_, (_, entry))| entry.attr.is_some() && away(entry.id))
+            .map(|(index, _)| index)
+            .collect();
+        let ids: Vec<FileId> =
+            asked.iter().filter_map(|index| Some(page.get(*index)?.1.id)).collect();
+        let calls = ids.iter().map(|id| self.shared.home(*id).getattr(cx, *id)).collect();
+        let answers = dray_rt::join_all(calls).await;
+        for (index, attr) in asked.into_iter().zip(answers) {
+            page.set_attr(index, attr.ok()); // none of a file that is gone
+        }
+    }
+
+    /// Copies through this client what is at another server than `to` is.
+    async fn copy_to_another_server(
+        &self,
+        cx: &Context,
+        at: u64,
+        (to, to_at): (&PlacedFile, u64),
+        len_bytes: u64,
+    ) -> Result<u64> {
+        if !self.how.reads() || !to.how.writes() || to.how.appends() {
+            return Err(Error::new(Errno::EBADF).during(Op::CopyRange)); // as copy_file_range(2) has it
+        }
+        let into = BufMut::heap(len_bytes.min(COPY_MAX_BYTES) as usize);
+        let data = self.inner.read(cx, at, into).await.map_err(|(error, _)| error)?;
+        if data.is_empty() {
+            return Ok(0);
+        }
+        Ok(to.inner.write(cx, Write::at(to_at), data.freeze()).await? as u64)
+    }
+}
+
+impl OpenFile for PlacedFile {
+    fn id(&self) -> FileId {
+        self.inner.id()
+    }
+
+    fn at_open(&self) -> Option<AtOpen> {
+        self.inner.at_open()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn read<'a>(&'a self, cx: &'a Context, at: u64, into: BufMut) -> Fut<'a, Io<BufMut>> {
+        self.inner.read(cx, at, into)
+    }
+
+    fn write<'a>(&'a self, cx: &'a Context, how: Write, from: Buf) -> Fut<'a, Result<usize>> {
+        self.inner.write(cx, how, from)
+    }
+
+    /// Attributes of files with another home are asked for there, all at once: the directory's server may
+    /// have old ones.
+    fn readdir<'a>(
+        &'a self,
+        cx: &'a Context,
+        cookie: u64,
+        max_bytes: usize,
+        plus: bool,
+    ) -> Fut<'a, Result<DirPage>> {
+        Box::pin(async move {
+            let mut page = self.inner.readdir(cx, cookie, max_bytes, plus).await?;
+            if plus {
+                self.ask_homes(cx, &mut page).await;
+            }
+            Ok(page)
+        })
+    }
+
+    fn getattr<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Attr>> {
+        self.inner.getattr(cx)
+    }
+
+    fn setattr<'a>(&'a self, cx: &'a Context, set: SetAttr) -> Fut<'a, Result<Attr>> {
+        self.inner.setattr(cx, set)
+    }
+
+    fn flush<'a>(&'a self, cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>> {
+        self.inner.flush(cx, owner)
+    }
+
+    fn sync<'a>(&'a self, cx: &'a Context, data_only: bool) -> Fut<'a, Result<()>> {
+        self.inner.sync(cx, data_only)
+    }
+
+    fn allocate<'a>(&'a self, cx: &'a Context, what: Allocate) -> Fut<'a, Result<()>> {
+        self.inner.allocate(cx, what)
+    }
+
+    fn seek<'a>(&'a self, cx: &'a Context, at: u64, what: Seek) -> Fut<'a, Result<u64>> {
+        self.inner.seek(cx, at, what)
+    }
+
+    fn copy_range<'a>(
+        &'a self,
+        cx: &'a Context,
+        at: u64,
+        to: &'a dyn OpenFile,
+        to_at: u64,
+        len_bytes: u64,
+    ) -> Fut<'a, Result<u64>> {
+        let Some(to) = to.as_any().downcast_ref::<PlacedFile>() else {
+            return Box::pin(async { Err(Error::new(Errno::EXDEV).during(Op::CopyRange)) });
+        };
+        if to.at == self.at {
+            return self.inner.copy_range(cx, at, &*to.inner, to_at, len_bytes);
+        }
+        Box::pin(self.copy_to_another_server(cx, at, (to, to_at), len_bytes))
+    }
+
+    fn lock<'a>(&'a self, cx: &'a Context, lock: Lock, wait: bool) -> Fut<'a, Result<()>> {
+        self.inner.lock(cx, lock, wait)
+    }
+
+    fn test_lock<'a>(&'a self, cx: &'a Context, lock: Lock) -> Fut<'a, Result<Option<Lock>>> {
+        self.inner.test_lock(cx, lock)
+    }
+
+    fn get_flags<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<u32>> {
+        self.inner.get_flags(cx)
+    }
+
+    fn set_flags<'a>(&'a self, cx: &'a Context, flags: u32) -> Fut<'a, Result<()>> {
+        self.inner.set_flags(cx, flags)
+    }
+
+    fn get_xflags<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Xflags>> {
+        self.inner.get_xflags(cx)
+    }
+
+    fn set_xflags<'a>(&'a self, cx: &'a Context, set: Xflags) -> Fut<'a, Result<()>> {
+        self.inner.set_xflags(cx, set)
+    }
+
+    fn close<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {
+        self.inner.close(cx)
+    }
+}

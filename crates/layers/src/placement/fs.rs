@@ -1,0 +1,453 @@
+//! A file system over several servers, each call at the server that the mapping names.
+//!
+//! The servers share one file system below, so that each of them could carry out any call. A file is
+//! used at its home server only, and a name only at its directory's server. So everything that one
+//! server promises about a file or a name (atomic calls, locks, appends, exclusive creation) holds for
+//! the whole projection, and servers need not speak with each other.
+
+use std::sync::Arc;
+
+use dray_core::{
+    Access, Attr, Buf, Context, CreateHow, Entry, Errno, Error, FileId, FileSystem, FileType,
+    FsInfo, Fut, Make, Name, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs,
+    Timestamp, Uid, XattrSet, must_be_named, put_in_steps,
+};
+
+use super::file::PlacedFile;
+use super::mapping::{Placement, ServerIndex};
+
+/// Lookups of one name that find a file which is gone when its home server is asked. After that many
+/// the name is reported as absent: others replace the file faster than it can be looked at.
+const LOOKUPS_MAX: usize = 8;
+
+/// Files without a name that are made for one, for each server: all but one in `e^16` get home.
+const TMPFILE_TRIES: usize = 16;
+
+/// The file system of a projection whose servers share one file system.
+#[derive(Clone)]
+pub struct PlacedFs {
+    pub(super) shared: Arc<PlacedServers>,
+}
+
+/// The servers of a projection, and the mapping that chooses between them.
+pub(super) struct PlacedServers {
+    pub(super) placement: Placement,
+    /// In the order of the definition.
+    servers: Vec<Arc<dyn FileSystem>>,
+    info: FsInfo,
+}
+
+impl PlacedServers {
+    pub(super) fn at(&self, ServerIndex(index): ServerIndex) -> &dyn FileSystem {
+        &*self.servers[usize::from(index)]
+    }
+
+    /// The server where a file is used: its content, its attributes and its locks.
+    pub(super) fn home(&self, id: FileId) -> &dyn FileSystem {
+        self.at(self.placement.home(id))
+    }
+
+    /// The regular file of this name, which may be about to lose the name.
+    async fn file_named(&self, cx: &Context, (dir, name): (FileId, &Name)) -> Option<FileId> {
+        let at = self.placement.name(dir, name);
+        let entry = self.at(at).lookup(cx, dir, name).await.ok()?;
+        (entry.attr.file_type() == FileType::Regular).then_some(entry.id)
+    }
+
+    /// Has the home of `file` see that the server `removing` has taken a name from it. Without a name its
+    /// home frees its space, or keeps it for the clients that have it open.
+    async fn show_removed(&self, cx: &Context, file: Option<FileId>, removing: ServerIndex) {
+        if let Some(id) = file.filter(|id| self.placement.home(*id) != removing) {
+            let _ = self.home(id).getattr(cx, id).await; // ESTALE if nobody has it open
+        }
+    }
+
+    /// The server where a file or directory is opened.
+    pub(super) fn opening(&self, id: FileId, how: OpenHow) -> ServerIndex {
+        match how.directory() {
+            true => self.placement.directory(id),
+            false => self.placement.home(id),
+        }
+    }
+
+    /// The attributes of `entry` as its home server has them, which `answering` may not be. The file
+    /// systems below may cache attributes, so those of another server can be old.
+    async fn at_home(&self, cx: &Context, entry: Entry, answering: ServerIndex) -> Result<Entry> {
+        let home = self.placement.home(entry.id);
+        if home == answering {
+            return Ok(entry);
+        }
+        let attr = self.at(home).getattr(cx, entry.id).await?;
+        let validity = entry.attr.validity; // what the name's server said of the name
+        let validity = dray_core::Validity { name: validity.name, ..attr.validity };
+        Ok(Entry { id: entry.id, attr: Attr { validity, ..attr } })
+    }
+}
+
+impl PlacedFs {
+    /// `servers` in the order of the definition that `placement` is of, one for each server.
+    ///
+    /// # Panics
+    /// If there is not one file system for each server.
+    pub fn new(placement: Placement, servers: Vec<Arc<dyn FileSystem>>) -> PlacedFs {
+        assert_eq!(servers.len(), placement.servers_count(), "one file system for each server");
+        let info = servers[0].info().clone();
+        PlacedFs { shared: Arc::new(PlacedServers { placement, servers, info }) }
+    }
+
+    /// Opens at its home server a file that was just created at the server of its name, where it is closed
+    /// again. `created` was opened without `O_TRUNC`: only the home server may cut it, so that cuts
+    /// and writes have one order.
+    async fn move_home(
+        &self,
+        cx: &Context,
+        (entry, created): (Entry, Arc<dyn OpenFile>),
+        (answering, how): (ServerIndex, CreateHow),
+    ) -> Result<(Entry, Arc<dyn OpenFile>)> {
+        let home = self.shared.placement.home(entry.id);
+        let cuts = how.open.truncates() && !how.exclusive;
+        let placed = |file| PlacedFile::new(&self.shared, (home, how.open), file);
+        if home == answering {
+            if !cuts {
+                return Ok((entry, placed(created)));
+            }
+            let attr = self.cut_created(cx, entry, (&*created, how.open)).await;
+            return match attr {
+                Ok(attr) => Ok((Entry { attr, ..entry }, placed(created))),
+                Err(error) => {
+                    let _ = created.close(cx).await; // the first error counts
+                    Err(error)
+                }
+            };
+        }
+        let opened = self.open_created(cx, entry, how.open, cuts).await;
+        if opened.as_ref().is_err_and(|error| error.errno() == Errno::ESTALE) {
+            // Removed in between: nobody else can find it, so that it may be used here.
+            let at = (answering, how.open);
+            return Ok((entry, PlacedFile::new(&self.shared, at, created)));
+        }
+        // A file without a name is gone once nobody has it open, so that this comes last.
+        let closed = created.close(cx).await;
+        let file = opened?;
+        if let Err(error) = closed {
+            let _ = file.close(cx).await; // the first error counts
+            return Err(error);
+        }
+        let attr = file.at_open().map_or(entry.attr, |at_open| at_open.attr);
+        Ok((Entry { attr, ..entry }, placed(file)))
+    }
+
+    /// Cuts a file that was opened or made without `O_TRUNC`, and answers its attributes then.
+    async fn cut_created(
+        &self,
+        cx: &Context,
+        entry: Entry,
+        (file, how): (&dyn OpenFile, OpenHow),
+    ) -> Result<Attr> {
+        let OpenHow { kill_set_id, .. } = how;
+        let set = SetAttr { size: Some(0), kill_set_id, ..SetAttr::default() };
+        match file.setattr(cx, set).await {
+            // Opened to be read: cutting it then takes the right to write to it, unless it is new.
+            Err(error) if error.errno() == Errno::EINVAL => {}
+            outcome => return outcome,
+        }
+        match self.shared.home(entry.id).setattr(cx, entry.id, set).await {
+            Err(error) if error.errno() == Errno::EACCES && entry.attr.size == 0 => Ok(entry.attr),
+            outcome => outcome,
+        }
+    }
+
+    /// Opens a file at its home server. Its creator may use it whatever mode it was created with.
+    async fn open_created(
+        &self,
+        cx: &Context,
+        entry: Entry,
+        how: OpenHow,
+        cuts: bool,
+    ) -> Result<Arc<dyn OpenFile>> {
+        let home = self.shared.home(entry.id);
+        let how = OpenHow { with_attr: true, ..how };
+        if cuts {
+            match home.open(cx, entry.id, how).await {
+                // New, since it is empty, and of a mode that allows its creator no more opens.
+                Err(error) if error.errno() == Errno::EACCES && entry.attr.size == 0 => {}
+                outcome => return outcome,
+            }
+        }
+        home.open(cx, entry.id, how.of_created()).await
+    }
+}
+
+/// Makes a call at one server.
+macro_rules! at_home {
+    ($self:ident, $id:ident, $method:ident($($argument:expr),*)) => {
+        $self.shared.home($id).$method($($argument),*)
+    };
+}
+
+impl FileSystem for PlacedFs {
+    fn info(&self) -> &FsInfo {
+        &self.shared.info
+    }
+
+    fn path(&self, id: FileId) -> Option<Vec<u8>> {
+        self.shared.home(id).path(id)
+    }
+
+    /// Of the server whose clock is behind all others: no file has a later time than its own
+    /// server's clock.
+    fn clock(&self) -> Option<Timestamp> {
+        let clocks: Option<Vec<Timestamp>> =
+            self.shared.servers.iter().map(|server| server.clock()).collect();
+        clocks?.into_iter().min()
+    }
+
+    fn user_of(&self, cx: &Context) -> Uid {
+        self.shared.home(self.shared.info.root).user_of(cx)
+    }
+
+    fn lookup<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+    ) -> Fut<'a, Result<Entry>> {
+        Box::pin(async move {
+            let at = self.shared.placement.name(dir, name);
+            for _ in 0..LOOKUPS_MAX {
+                let entry = self.shared.at(at).lookup(cx, dir, name).await?;
+                match self.shared.at_home(cx, entry, at).await {
+                    Err(error) if error.errno() == Errno::ESTALE => {} // replaced in between
+                    outcome => return outcome,
+                }
+            }
+            Err(Error::new(Errno::ENOENT))
+        })
+    }
+
+    fn parent<'a>(&'a self, cx: &'a Context, dir: FileId) -> Fut<'a, Result<Entry>> {
+        Box::pin(async move {
+            let at = self.shared.placement.directory(dir);
+            let entry = self.shared.at(at).parent(cx, dir).await?;
+            self.shared.at_home(cx, entry, at).await
+        })
+    }
+
+    fn getattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Attr>> {
+        at_home!(self, id, getattr(cx, id))
+    }
+
+    fn setattr<'a>(&'a self, cx: &'a Context, id: FileId, set: SetAttr) -> Fut<'a, Result<Attr>> {
+        at_home!(self, id, setattr(cx, id, set))
+    }
+
+    fn readlink<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>> {
+        at_home!(self, id, readlink(cx, id))
+    }
+
+    fn make<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        what: Make<'a>,
+    ) -> Fut<'a, Result<Entry>> {
+        // Nobody has asked another server for the new file's attributes, so they are not old.
+        self.shared.at(self.shared.placement.name(dir, name)).make(cx, dir, name, what)
+    }
+
+    fn remove<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        kind: RemoveKind,
+    ) -> Fut<'a, Result<()>> {
+        Box::pin(async move {
+            let at = self.shared.placement.name(dir, name);
+            let file = match kind {
+                RemoveKind::File => self.shared.file_named(cx, (dir, name)).await,
+                RemoveKind::Directory => None,
+            };
+            self.shared.at(at).remove(cx, dir, name, kind).await?;
+            self.shared.show_removed(cx, file, at).await;
+            Ok(())
+        })
+    }
+
+    /// At the server of the name that goes. The file system below applies it once, whatever two servers
+    /// do at the same time.
+    fn rename<'a>(
+        &'a self,
+        cx: &'a Context,
+        from: (FileId, &'a Name),
+        to: (FileId, &'a Name),
+        how: RenameHow,
+    ) -> Fut<'a, Result<()>> {
+        Box::pin(async move {
+            let at = self.shared.placement.name(from.0, from.1);
+            let replaced = match how {
+                RenameHow::Replace => self.shared.file_named(cx, to).await,
+                RenameHow::NoReplace | RenameHow::Exchange => None,
+            };
+            self.shared.at(at).rename(cx, from, to, how).await?;
+            self.shared.show_removed(cx, replaced, at).await;
+            Ok(())
+        })
+    }
+
+    fn link<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        dir: FileId,
+        name: &'a Name,
+    ) -> Fut<'a, Result<Entry>> {
+        Box::pin(async move {
+            let at = self.shared.placement.name(dir, name);
+            let entry = match self.shared.at(at).link(cx, id, dir, name).await {
+                // Without a name it is known at its home only.
+                Err(error) if error.errno() == Errno::ESTALE => {
+                    return at_home!(self, id, link(cx, id, dir, name)).await;
+                }
+                outcome => outcome?,
+            };
+            match self.shared.at_home(cx, entry, at).await {
+                // Removed since: it was there, with these attributes.
+                Err(error) if error.errno() == Errno::ESTALE => Ok(entry),
+                outcome => outcome,
+            }
+        })
+    }
+
+    fn open<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        how: OpenHow,
+    ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
+        Box::pin(async move {
+            let at = self.shared.opening(id, how);
+            let file = self.shared.at(at).open(cx, id, how).await?;
+            Ok(PlacedFile::new(&self.shared, (at, how), file))
+        })
+    }
+
+    fn open_named<'a>(
+        &'a self,
+        cx: &'a Context,
+        place: (FileId, &'a Name),
+        id: FileId,
+        how: OpenHow,
+    ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
+        Box::pin(async move {
+            let at = self.shared.placement.name(place.0, place.1);
+            if at == self.shared.opening(id, how) {
+                let file = self.shared.at(at).open_named(cx, place, id, how).await?;
+                return Ok(PlacedFile::new(&self.shared, (at, how), file));
+            }
+            must_be_named(self.shared.at(at), cx, place, id).await?;
+            self.open(cx, id, how).await
+        })
+    }
+
+    fn create<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        how: CreateHow,
+    ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
+        Box::pin(async move {
+            let at = self.shared.placement.name(dir, name);
+            let uncut = CreateHow { open: how.open.without_truncation(), ..how };
+            let created = self.shared.at(at).create(cx, dir, name, uncut).await?;
+            self.move_home(cx, created, (at, how)).await
+        })
+    }
+
+    /// A file without a name can be used only where it was made. So it is made until one is at home. If that
+    /// does not succeed, the file cannot be given a name.
+    fn tmpfile<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        how: CreateHow,
+    ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
+        Box::pin(async move {
+            let mut at = self.shared.placement.directory(dir);
+            let tries = TMPFILE_TRIES * self.shared.servers.len();
+            for number in 1.. {
+                let (entry, file) = self.shared.at(at).tmpfile(cx, dir, how).await?;
+                let home = self.shared.placement.home(entry.id);
+                if home == at || number == tries {
+                    return Ok((entry, PlacedFile::new(&self.shared, (at, how.open), file)));
+                }
+                file.close(cx).await?;
+                at = home; // where the next file may well get the same inode number
+            }
+            unreachable!("the last try answers")
+        })
+    }
+
+    /// In steps: the home of a file that is replaced is known only once it is open.
+    fn put<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        mode: u32,
+        data: Buf,
+    ) -> Fut<'a, Result<()>> {
+        Box::pin(put_in_steps(self, cx, (dir, name), mode, data))
+    }
+
+    fn access<'a>(&'a self, cx: &'a Context, id: FileId, want: Access) -> Fut<'a, Result<()>> {
+        at_home!(self, id, access(cx, id, want))
+    }
+
+    fn statfs<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Statfs>> {
+        self.shared.home(self.shared.info.root).statfs(cx)
+    }
+
+    /// At every server at once. Errors: the first.
+    fn sync_all<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {
+        Box::pin(async move {
+            let syncs = self.shared.servers.iter().map(|server| server.sync_all(cx)).collect();
+            dray_rt::join_all(syncs).await.into_iter().collect()
+        })
+    }
+
+    fn getxattr<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        name: &'a [u8],
+    ) -> Fut<'a, Result<Vec<u8>>> {
+        at_home!(self, id, getxattr(cx, id, name))
+    }
+
+    fn setxattr<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        name: &'a [u8],
+        value: &'a [u8],
+        how: XattrSet,
+    ) -> Fut<'a, Result<()>> {
+        at_home!(self, id, setxattr(cx, id, name, value, how))
+    }
+
+    fn listxattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>> {
+        at_home!(self, id, listxattr(cx, id))
+    }
+
+    fn removexattr<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        name: &'a [u8],
+    ) -> Fut<'a, Result<()>> {
+        at_home!(self, id, removexattr(cx, id, name))
+    }
+}

@@ -1,0 +1,94 @@
+//! The sessions of a projection, as one for the front end.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use dray_core::{
+    FileId, FindJobs, HearChanges, LockOwner, NodeId, OpenFile, OpenHow, RequestId, SessionControl,
+    Stack,
+};
+
+use super::file::PlacedFile;
+use super::fs::{PlacedFs, PlacedServers};
+use super::mapping::{Placement, ServerIndex};
+
+/// One session with each server of a projection. All have the same node, so that the numbers of
+/// requests and the owners of locks mean the same at each server.
+struct PlacedSession {
+    shared: Arc<PlacedServers>,
+    sessions: Vec<Arc<dyn SessionControl>>,
+}
+
+/// A projection for a front end: `servers` in the order of the definition.
+///
+/// # Panics
+/// If there is not one stack for each server, or they have several nodes.
+pub fn placed_stack(placement: Placement, servers: Vec<Stack>) -> Stack {
+    let (files, sessions): (Vec<_>, Vec<_>) =
+        servers.into_iter().map(|stack| (stack.fs, stack.session)).unzip();
+    let nodes: HashSet<NodeId> = sessions.iter().map(|session| session.node()).collect();
+    assert_eq!(nodes.len(), 1, "the sessions of a projection have one node");
+    let fs = PlacedFs::new(placement, files);
+    let session = PlacedSession { shared: fs.shared.clone(), sessions };
+    Stack { fs: Arc::new(fs), session: Arc::new(session) }
+}
+
+impl PlacedSession {
+    fn at(&self, ServerIndex(index): ServerIndex) -> &dyn SessionControl {
+        &*self.sessions[usize::from(index)]
+    }
+
+    fn home(&self, id: FileId) -> &dyn SessionControl {
+        self.at(self.shared.placement.home(id))
+    }
+}
+
+impl SessionControl for PlacedSession {
+    fn node(&self) -> NodeId {
+        self.sessions[0].node()
+    }
+
+    fn attach(&self, id: FileId, how: OpenHow, request: RequestId) -> Option<Arc<dyn OpenFile>> {
+        let at = self.shared.opening(id, how);
+        let file = self.at(at).attach(id, how, request)?;
+        Some(PlacedFile::new(&self.shared, (at, how), file))
+    }
+
+    fn attached(&self) {
+        self.sessions.iter().for_each(|session| session.attached());
+    }
+
+    fn lock_owners(&self) -> Option<Vec<(FileId, LockOwner)>> {
+        let owners: Option<Vec<_>> =
+            self.sessions.iter().map(|session| session.lock_owners()).collect();
+        Some(owners?.into_iter().flatten().collect())
+    }
+
+    fn owes_error(&self, id: FileId) -> bool {
+        self.home(id).owes_error(id)
+    }
+
+    fn mapped(&self, id: FileId) {
+        self.home(id).mapped(id);
+    }
+
+    fn hear_changes_by(&self, hear: HearChanges) {
+        let hear = Arc::new(hear);
+        for session in &self.sessions {
+            let hear = hear.clone();
+            session.hear_changes_by(Box::new(move |files| hear(files)));
+        }
+    }
+
+    fn find_jobs_by(&self, find: FindJobs) {
+        let find = Arc::new(find);
+        for session in &self.sessions {
+            let find = find.clone();
+            session.find_jobs_by(Box::new(move |callers, report| find(callers, report)));
+        }
+    }
+
+    fn goodbye(&self) {
+        self.sessions.iter().for_each(|session| session.goodbye());
+    }
+}
