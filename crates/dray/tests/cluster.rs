@@ -63,7 +63,7 @@ impl Cluster {
 }
 
 /// A file that a client may only read is made and written by another one, whatever server has it.
-// proves: P2
+// proves: P2, P139
 #[test]
 fn two_mounts_of_a_cluster_agree() {
     on_transports(|transport| {
@@ -113,6 +113,7 @@ fn two_mounts_of_a_cluster_agree() {
 }
 
 /// Servers and the daemon of the mount are killed under load; no application notices.
+// proves: P141
 #[test]
 fn killed_servers_and_daemons_of_a_cluster_lose_nothing() {
     on_transports(|transport| {
@@ -167,6 +168,7 @@ fn a_mount_begins_while_a_server_is_away_and_goes_on_when_it_comes() {
     });
 }
 
+// proves: P140
 #[test]
 fn a_definition_is_never_half_seen() {
     if common::skipped() {

@@ -37,6 +37,7 @@ fn posix_servers(root: &Path) -> Vec<Stack> {
     (0..SERVERS).map(|_| posix(root) as Stack).collect()
 }
 
+// proves: P139
 #[test]
 fn a_cluster_of_memory_keeps_its_promises() {
     for layout in LAYOUTS {
@@ -75,6 +76,7 @@ fn a_cluster_over_tmpfs_keeps_its_promises() {
     on_posix_it_keeps_its_promises(tmpfs.path(), ON_TMPFS);
 }
 
+// proves: P139
 #[test]
 fn a_cluster_over_ext4_keeps_its_promises() {
     if skipped_without_root() {
@@ -84,6 +86,7 @@ fn a_cluster_over_ext4_keeps_its_promises() {
     on_posix_it_keeps_its_promises(ext4.path(), OptionalFeatures::ALL);
 }
 
+// proves: P139
 #[test]
 fn three_clients_of_a_cluster_over_tmpfs_agree_with_the_model() {
     if skipped_without_root() {

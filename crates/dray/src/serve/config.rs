@@ -232,12 +232,11 @@ pub fn read_text(path: &Path, what: &str) -> Result<String, Failure> {
     String::from_utf8(text).map_err(|_| Failure::usage(format!("{shown}: it is not UTF-8 text")))
 }
 
-/// The export of a projection, whose options stand in its subtable `export`. `read_only`: what has
-/// precedence over that.
+/// The export of a projection, whose options stand in its subtable `export`.
 pub fn projected_export(
     name: &str,
     dir: &Path,
-    (options, read_only): (&toml::Table, Option<bool>),
+    options: &toml::Table,
 ) -> Result<ExportPlan, String> {
     let backend = backend_in(options)?;
     let known = [&EXPORT_KEYS[..], backend.options()].concat();
@@ -248,7 +247,6 @@ pub fn projected_export(
     let mut table: ExportTable = options.clone().try_into().map_err(in_plain_words)?;
     table.name = name.to_owned();
     table.dir = dir.to_owned();
-    table.read_only = read_only.unwrap_or(table.read_only);
     table.own = own_options(backend, options)?;
     table.plan()
 }

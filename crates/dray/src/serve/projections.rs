@@ -106,18 +106,17 @@ impl ServerNames<'_> {
 }
 
 fn export_of(definition: &Definition, position: usize) -> Result<ExportPlan, String> {
-    let read_only = match definition.layout {
-        Layout::Cluster | Layout::ClusterStripe => None,
-        Layout::LoadBalance => Some(true),
-        layout @ (Layout::File | Layout::Stripe) => {
+    match definition.layout {
+        Layout::Cluster => {}
+        layout @ (Layout::ClusterStripe | Layout::LoadBalance | Layout::File | Layout::Stripe) => {
             return Err(format!(
-                "this version has no layout `{layout}` yet: use cluster, cluster-stripe or loadbalance \
-                 over a file system that the servers share"
+                "this version has no layout `{layout}` yet: use cluster, over a file system that the \
+                 servers share"
             ));
         }
-    };
+    }
     let (name, dir) = (&definition.name, PathBuf::from(&definition.path));
-    let mut plan = config::projected_export(name, &dir, (&definition.export, read_only))?;
+    let mut plan = config::projected_export(name, &dir, &definition.export)?;
     let projection = ServedProjection { definition: definition.clone(), position };
     let bytes = projection.for_clients().text.len();
     if bytes > ExportDefinition::TEXT_MAX_BYTES {
@@ -200,12 +199,10 @@ mod tests {
     fn what_cannot_be_served_is_refused_in_words() {
         let replaced =
             |from: &str, to: &str| exports(&THREE.replace(from, to), Some("tcp://io1"), &[]);
-        for layout in ["file", "stripe"] {
+        for layout in ["file", "stripe", "cluster-stripe", "loadbalance"] {
             let said = replaced("'cluster'", &format!("'{layout}'")).unwrap_err();
             assert!(said.contains(&format!("no layout `{layout}` yet")), "{said}");
         }
-        let read_only = replaced("'cluster'", "'loadbalance'").unwrap().remove(0);
-        assert!(read_only.read_only && !read_only.projection.unwrap().shares_ids());
         let said = replaced("'cluster'", "'clusters'").unwrap_err();
         assert!(said.contains("projection `scratch`: layout `clusters` is unknown"), "{said}");
         let said = replaced("io2", "io1").unwrap_err();
