@@ -53,11 +53,6 @@ impl RemoteFile {
         RemoteFile { session, id, handle, how, ticket, at_open, closed, writer }
     }
 
-    /// Errors: `ENOTTY` if the server does not know calls about extended flags.
-    fn knows_xflags(&self) -> Result<()> {
-        if self.session.link.server().xflags { Ok(()) } else { Err(Errno::ENOTTY.into()) }
-    }
-
     /// It was opened in `session_state`. Where another epoch of the server has been met before that
     /// was heard of, it is opened there before anybody uses it. Errors: those of opening.
     pub(crate) async fn confirmed(
@@ -150,6 +145,7 @@ impl RemoteFile {
         slot: Option<&ReplaySlot>,
         (data, to): (Option<Buf>, Option<&RemoteFile>),
     ) -> Result<(T, ReplyInfo)> {
+        self.session.link.must_have(call.op())?;
         let request = self.session.link.request_of(cx);
         let ask = OutgoingCall { request, data, to, ..OutgoingCall::of(cx, call) }.in_slot(slot);
         let answer = self.call(ask).await.map_err(|failure| error_of(failure).during(call.op()))?;
@@ -409,15 +405,11 @@ impl OpenFile for RemoteFile {
     }
 
     fn get_xflags<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Xflags>> {
-        Box::pin(async move {
-            self.knows_xflags()?;
-            self.ask(cx, Call::GetXflags { handle: self.handle }).await
-        })
+        Box::pin(self.ask(cx, Call::GetXflags { handle: self.handle }))
     }
 
     fn set_xflags<'a>(&'a self, cx: &'a Context, set: Xflags) -> Fut<'a, Result<()>> {
         Box::pin(async move {
-            self.knows_xflags()?;
             let call = Call::SetXflags { handle: self.handle, set };
             let ((), made) = self.change(cx, call, None).await?;
             self.changed(cx, made, None, &[]);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dray_core::{
-    Access, AtOpen, Attr, Buf, Context, CreateHow, Entry, Errno, Fate, FileId, FileSystem,
+    Access, AtOpen, Attr, Buf, Context, CreateHow, Entry, Errno, Error, Fate, FileId, FileSystem,
     FileType, FsInfo, Fut, Make, Name, Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result,
     SetAttr, Statfs, Timestamp, Uid, XattrSet, must_fit_one_call, open_named, put_in_steps,
 };
@@ -11,11 +11,77 @@ use dray_core::{
 use crate::client::channel::{OutgoingCall, ReplyInfo, error_of};
 use crate::client::durability::{ExpectedName, FileChange, NameChange, changes_of};
 use crate::client::file::RemoteFile;
-use crate::client::link::SessionState;
+use crate::client::link::{Link, SessionState};
 use crate::client::open_ahead::{Guess, Surplus};
 use crate::client::session::ClientSession;
 use crate::client::slots::ReplaySlot;
 use crate::wire::{Call, Change, Input, Ticket, Wire};
+
+/// What a client does where a server of an earlier version does not have an operation.
+enum Without {
+    /// There is no such server.
+    Never,
+    /// The call fails.
+    Fails(Errno),
+    /// Other calls do the same; the method that sends the call asks ([`ServerIdentity::has`]).
+    ///
+    /// [`ServerIdentity::has`]: crate::client::link::ServerIdentity::has
+    OtherCalls,
+}
+
+/// A new operation is decided upon here, beside the method that sends it.
+const fn without(op: Op) -> Without {
+    match op {
+        Op::Lookup
+        | Op::Parent
+        | Op::Getattr
+        | Op::Setattr
+        | Op::Readlink
+        | Op::Make
+        | Op::Remove
+        | Op::Rename
+        | Op::Link
+        | Op::Open
+        | Op::Create
+        | Op::Tmpfile
+        | Op::Access
+        | Op::Statfs
+        | Op::Getxattr
+        | Op::Setxattr
+        | Op::Listxattr
+        | Op::Removexattr
+        | Op::Read
+        | Op::Write
+        | Op::Readdir
+        | Op::Flush
+        | Op::Sync
+        | Op::Allocate
+        | Op::Seek
+        | Op::CopyRange
+        | Op::Lock
+        | Op::TestLock
+        | Op::GetFlags
+        | Op::SetFlags
+        | Op::Close
+        | Op::Put
+        | Op::SyncAll
+        | Op::Recover
+        | Op::Redo => Without::Never,
+        Op::GetXflags | Op::SetXflags => Without::Fails(Errno::ENOTTY),
+        Op::Reopen | Op::Declare | Op::LookupOpen | Op::OpenNamed => Without::OtherCalls,
+    }
+}
+
+impl Link {
+    /// Errors: the server does not have the operation, and there is no other way.
+    pub(super) fn must_have(&self, op: Op) -> Result<()> {
+        match without(op) {
+            Without::Never | Without::OtherCalls => Ok(()),
+            Without::Fails(_) if self.server().has(op) => Ok(()),
+            Without::Fails(errno) => Err(Error::new(errno).during(op)),
+        }
+    }
+}
 
 /// A file system that a server serves.
 #[derive(Clone)]
@@ -56,6 +122,7 @@ impl RemoteFs {
         slot: Option<&ReplaySlot>,
         data: Option<Buf>,
     ) -> Result<(T, ReplyInfo)> {
+        self.session.link.must_have(call.op())?;
         let request = self.session.link.request_of(cx);
         let ask = OutgoingCall { request, data, ..OutgoingCall::of(cx, call) }.in_slot(slot);
         let channel = self.session.channel()?;
@@ -398,7 +465,7 @@ impl FileSystem for RemoteFs {
         how: OpenHow,
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
         Box::pin(async move {
-            if self.session.link.server().opens_named {
+            if self.session.link.server().has(Op::OpenNamed) {
                 match self.open_at(cx, Some(place), id, how).await {
                     // It came to a server of an earlier version that took this one's place.
                     Err(error) if error.errno() == Errno::ENOTSUP => {}

@@ -26,6 +26,7 @@ pub use head::{CallHead, Kind, NO_SLOT, NotifyHead, peek_kind, peek_tag, peek_un
 pub use hello::{Auth, Challenge, HandshakeError, Hello, Proof, Refused, Welcome};
 pub use jobs::{CALLERS_MAX, get_callers, get_jobs, put_callers, put_jobs};
 pub(crate) use operations::copied_bytes;
+pub use operations::feature_of;
 pub use reply::ReplyHead;
 pub use results::Results;
 pub use rows::{

@@ -6,11 +6,11 @@
 
 use dray_core::{Allocate, FileId, Op, OpenHow, SetAttr, Write};
 
-use crate::wire::Call;
 use crate::wire::rows::{
     CallRow, Changes, Extent, FileRef, Intent, OpRow, Opening, Operand, SessionChange, SlotUse,
     Trace,
 };
+use crate::wire::{Call, FEATURE_LOOKUP_OPEN, FEATURE_OPEN_NAMED, FEATURE_TICKETS, FEATURE_XFLAGS};
 
 impl OpRow {
     /// The row of an operation.
@@ -66,6 +66,51 @@ impl OpRow {
             Op::CopyRange => OpRow { trace: Trace::Copied, ..row },
             Op::Put => OpRow { takes_data: true, trace: Trace::Put, ..row },
         }
+    }
+}
+
+/// The feature without which a server does not have the operation; 0: every server has it.
+pub const fn feature_of(op: Op) -> u64 {
+    match op {
+        Op::Lookup
+        | Op::Parent
+        | Op::Getattr
+        | Op::Setattr
+        | Op::Readlink
+        | Op::Make
+        | Op::Remove
+        | Op::Rename
+        | Op::Link
+        | Op::Open
+        | Op::Create
+        | Op::Tmpfile
+        | Op::Access
+        | Op::Statfs
+        | Op::Getxattr
+        | Op::Setxattr
+        | Op::Listxattr
+        | Op::Removexattr
+        | Op::Read
+        | Op::Write
+        | Op::Readdir
+        | Op::Flush
+        | Op::Sync
+        | Op::Allocate
+        | Op::Seek
+        | Op::CopyRange
+        | Op::Lock
+        | Op::TestLock
+        | Op::GetFlags
+        | Op::SetFlags
+        | Op::Close
+        | Op::Put
+        | Op::SyncAll
+        | Op::Recover
+        | Op::Redo => 0,
+        Op::Reopen | Op::Declare => FEATURE_TICKETS,
+        Op::LookupOpen => FEATURE_LOOKUP_OPEN,
+        Op::GetXflags | Op::SetXflags => FEATURE_XFLAGS,
+        Op::OpenNamed => FEATURE_OPEN_NAMED,
     }
 }
 

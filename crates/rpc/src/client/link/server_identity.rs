@@ -1,10 +1,12 @@
 //! What the server says of itself and of the session, and what follows when that changes.
 
+use dray_core::Op;
+
 use super::Link;
 use crate::client::holdings::locks::HeldLock;
 use crate::wire::{
-    FEATURE_HALVES, FEATURE_LOOKUP_OPEN, FEATURE_ONE_WAY, FEATURE_OPEN_NAMED, FEATURE_STAMPS,
-    FEATURE_TICKETS, FEATURE_XFLAGS, ONE_USER, Welcome,
+    FEATURE_HALVES, FEATURE_LOOKUP_OPEN, FEATURE_ONE_WAY, FEATURE_STAMPS, FEATURE_TICKETS,
+    ONE_USER, Welcome, feature_of,
 };
 
 /// What opening at a lookup takes.
@@ -24,10 +26,8 @@ pub(crate) struct ServerIdentity {
     pub(crate) opens_ahead: bool,
     /// Whether it says the versions of the parts of split reads.
     pub(crate) split_reads: bool,
-    /// Whether it knows calls about extended flags.
-    pub(crate) xflags: bool,
-    /// Whether it opens what has a name.
-    pub(crate) opens_named: bool,
+    /// What it knows beside what every server does.
+    pub(super) features: u64,
     /// Whether all callers are one user at the server.
     pub(crate) one_user: bool,
     /// Times that the server had forgotten us.
@@ -35,6 +35,12 @@ pub(crate) struct ServerIdentity {
 }
 
 impl ServerIdentity {
+    /// Whether the server has an operation.
+    pub(crate) fn has(&self, op: Op) -> bool {
+        let feature = feature_of(op);
+        self.features & feature == feature
+    }
+
     /// What a handshake begins with.
     pub(crate) fn session_state(&self) -> SessionState {
         SessionState { session: self.session, instance: self.instance }
@@ -100,8 +106,7 @@ impl Link {
         known.tickets = features & FEATURE_TICKETS != 0;
         known.opens_ahead = features & AHEAD == AHEAD;
         known.split_reads = features & FEATURE_HALVES != 0;
-        known.xflags = features & FEATURE_XFLAGS != 0;
-        known.opens_named = features & FEATURE_OPEN_NAMED != 0;
+        known.features = features;
         known.one_user = features & ONE_USER != 0;
         self.met.send_replace(true);
         let (before, boot) = (self.memory.boot(), fold(welcome.boot));
