@@ -72,7 +72,7 @@ fn two_mounts_of_a_cluster_agree() {
         for number in 0..30_u32 {
             let name = format!("f{number}");
             let mut options = OpenOptions::new();
-            options.write(true).create_new(true).mode(0o400 | number % 2);
+            options.write(true).create_new(true).mode(0o400 | (number % 2));
             let file = options.open(one.join(&name)).unwrap();
             file.write_all_at(name.as_bytes(), 0).unwrap();
             assert_eq!(fs::read(two.join(&name)).unwrap(), name.as_bytes());

@@ -27,6 +27,7 @@ pub async fn join_all<T>(mut calls: Vec<Pin<Box<dyn Future<Output = T> + Send + 
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
@@ -44,10 +45,10 @@ mod tests {
                 begun.fetch_add(1, Ordering::Relaxed);
                 sleep(Duration::from_millis(9 - 3 * number)).await; // the last one ends first
                 (number, begun.load(Ordering::Relaxed))
-            }) as _
+            }) as Pin<Box<dyn Future<Output = _> + Send>>
         });
         let answers = executor.block_on(join_all(calls.collect()));
-        assert_eq!(answers, [(0, 3), (1, 3), (2, 3)]);
-        assert_eq!(executor.block_on(join_all::<u8>(Vec::new())), []);
+        assert_eq!(answers, [(0_u64, 3_usize), (1, 3), (2, 3)]);
+        assert_eq!(executor.block_on(join_all::<u8>(Vec::new())), Vec::<u8>::new());
     }
 }

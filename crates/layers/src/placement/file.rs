@@ -24,7 +24,7 @@ pub(super) struct PlacedFile {
 
 impl PlacedFile {
     /// `inner` is open at server `at`.
-    pub(super) fn new(
+    pub(super) fn open(
         shared: &Arc<PlacedServers>,
         (at, how): (ServerIndex, OpenHow),
         inner: Arc<dyn OpenFile>,

@@ -106,7 +106,7 @@ impl PlacedFs {
     ) -> Result<(Entry, Arc<dyn OpenFile>)> {
         let home = self.shared.placement.home(entry.id);
         let cuts = how.open.truncates() && !how.exclusive;
-        let placed = |file| PlacedFile::new(&self.shared, (home, how.open), file);
+        let placed = |file| PlacedFile::open(&self.shared, (home, how.open), file);
         if home == answering {
             if !cuts {
                 return Ok((entry, placed(created)));
@@ -124,7 +124,7 @@ impl PlacedFs {
         if opened.as_ref().is_err_and(|error| error.errno() == Errno::ESTALE) {
             // Removed in between: nobody else can find it, so that it may be used here.
             let at = (answering, how.open);
-            return Ok((entry, PlacedFile::new(&self.shared, at, created)));
+            return Ok((entry, PlacedFile::open(&self.shared, at, created)));
         }
         // A file without a name is gone once nobody has it open, so that this comes last.
         let closed = created.close(cx).await;
@@ -329,7 +329,7 @@ impl FileSystem for PlacedFs {
         Box::pin(async move {
             let at = self.shared.opening(id, how);
             let file = self.shared.at(at).open(cx, id, how).await?;
-            Ok(PlacedFile::new(&self.shared, (at, how), file))
+            Ok(PlacedFile::open(&self.shared, (at, how), file))
         })
     }
 
@@ -344,7 +344,7 @@ impl FileSystem for PlacedFs {
             let at = self.shared.placement.name(place.0, place.1);
             if at == self.shared.opening(id, how) {
                 let file = self.shared.at(at).open_named(cx, place, id, how).await?;
-                return Ok(PlacedFile::new(&self.shared, (at, how), file));
+                return Ok(PlacedFile::open(&self.shared, (at, how), file));
             }
             must_be_named(self.shared.at(at), cx, place, id).await?;
             self.open(cx, id, how).await
@@ -381,7 +381,7 @@ impl FileSystem for PlacedFs {
                 let (entry, file) = self.shared.at(at).tmpfile(cx, dir, how).await?;
                 let home = self.shared.placement.home(entry.id);
                 if home == at || number == tries {
-                    return Ok((entry, PlacedFile::new(&self.shared, (at, how.open), file)));
+                    return Ok((entry, PlacedFile::open(&self.shared, (at, how.open), file)));
                 }
                 file.close(cx).await?;
                 at = home; // where the next file may well get the same inode number

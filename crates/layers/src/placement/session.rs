@@ -51,7 +51,7 @@ impl SessionControl for PlacedSession {
     fn attach(&self, id: FileId, how: OpenHow, request: RequestId) -> Option<Arc<dyn OpenFile>> {
         let at = self.shared.opening(id, how);
         let file = self.at(at).attach(id, how, request)?;
-        Some(PlacedFile::new(&self.shared, (at, how), file))
+        Some(PlacedFile::open(&self.shared, (at, how), file))
     }
 
     fn attached(&self) {
