@@ -140,11 +140,46 @@ serve() {
     die "the server does not start"
 }
 
+# define_cluster DIR: the projection `scratch` over three servers of DIR, in
+# $scratch/projections.toml.
+define_cluster() {
+    cluster_pids=()
+    cat >"$scratch/projections.toml" <<TOML
+[projection.scratch]
+layout = "cluster"
+servers = ["unix://$scratch/io1.sock", "unix://$scratch/io2.sock", "unix://$scratch/io3.sock"]
+path = "$1"
+export = { squash = "none" }
+TOML
+}
+
+# serve_cluster N: starts the Nth of its servers; again after it was killed.
+serve_cluster() {
+    local log=$scratch/server$1.log
+    : >"$log"
+    "$DRAY" serve --listen "unix://$scratch/io$1.sock" --state "$scratch/state$1" \
+        --projections "$scratch/projections.toml" >>"$log" 2>&1 7>&- 8>&- 9>&- &
+    cluster_pids[$1]=$!
+    remember "$!"
+    for _ in $(seq 1200); do
+        grep -q "serving scratch" "$log" && return
+        kill -0 "${cluster_pids[$1]}" 2>/dev/null || break
+        sleep 0.05
+    done
+    cat "$log" >&2
+    die "server $1 of the projection does not start"
+}
+
 # mount_at NAME [OPTION,...]: mounts `test` at $scratch/NAME; its pid is in $mounter.
-mount_at() {
-    local at=$scratch/$1 options="transport=$transport${2:+,$2}"
+mount_at() { mount_target "dray://127.0.0.1:$port/test" "$@"; }
+
+# mount_cluster NAME [OPTION,...]: the same of the projection.
+mount_cluster() { mount_target "dray+unix://$scratch/io1.sock?export=scratch" "$@"; }
+
+mount_target() {
+    local target=$1 at=$scratch/$2 options="transport=$transport${3:+,$3}"
     mkdir -p "$at"
-    "$DRAY" mount "dray://127.0.0.1:$port/test" "$at" -o "$options" --foreground \
+    "$DRAY" mount "$target" "$at" -o "$options" --foreground \
         >>"$scratch/mount.log" 2>&1 7>&- 8>&- 9>&- &
     mounter=$!
     remember "$mounter"

@@ -11,7 +11,7 @@ use dray_rpc::client::{ClientSession, ConnectError, RemoteFs};
 use crate::connector::{
     ConnectOptions, begin_session, connect_session, connect_timeout, take_over_session,
 };
-use crate::memory::{ClientMemory, SERVERS_MAX};
+use crate::memory::ClientMemory;
 use crate::target::Target;
 
 /// A server that does not answer within this time is away. The sessions with the others begin without it.
@@ -43,9 +43,6 @@ impl ClientProjection {
         })?;
         let definition = definitions.pop().filter(|_| definitions.is_empty());
         let definition = definition.ok_or_else(|| wrong("it is not of one projection".into()))?;
-        if definition.servers.len() > SERVERS_MAX {
-            return Err(wrong(format!("it has more than {SERVERS_MAX} servers")));
-        }
         let placement = Placement::new(&definition);
         Ok(Arc::new(ClientProjection { definition, placement }))
     }
@@ -265,7 +262,8 @@ impl ClientProjection {
                         BEGIN_PATIENCE,
                     );
                     log::warn!("{} is away: calls wait for it", targets[index]);
-                    *session = Some(begun.await?);
+                    let begun = begun.await;
+                    *session = Some(begun.map_err(|error| self.explained(&targets[index], error))?);
                 }
             }
         }

@@ -9,11 +9,9 @@ use std::os::unix::fs::FileExt;
 use dray_core::NodeId;
 use dray_rpc::client::SessionMemory;
 
-/// Servers of one projection. The memory of a session takes 2.1 GiB of addresses, of which only pages in
-/// use take memory.
-pub const SERVERS_MAX: usize = 256;
-
-/// Where the definition lies in the file: behind everything else, in one page more than it may take.
+/// Where the definition lies in the file: behind the memory of all sessions that a client can have
+/// ([`SERVERS_MAX`](dray_layers::placement::SERVERS_MAX)), each of which takes 2.1 GiB of addresses. Only
+/// pages in use take memory.
 const DEFINITION_AT: u64 = 1 << 44;
 /// The longest definition, bytes.
 const DEFINITION_MAX_BYTES: usize = 64 << 10;
