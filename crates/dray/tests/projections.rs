@@ -154,3 +154,35 @@ fn what_cannot_be_served_ends_the_start() {
         assert!(!rig.path("socket").exists(), "nothing is served");
     }
 }
+
+/// What a file means, and what is wrong in one, is said without a server.
+#[test]
+fn a_file_of_projections_is_checked_and_shown() {
+    let rig = Rig::new();
+    let file = rig.path("projections.toml");
+    let good = definition(&[&rig, &rig], &rig.path("export"), "").replacen("socket'", "other'", 1);
+    fs::write(&file, &good).unwrap();
+    let path = file.to_str().unwrap();
+    assert!(rig.demand(&["projection", "check", path]).contains("projection scratch: sound"));
+    let shown = rig.demand(&["projection", "show", path]);
+    let fingerprint = format!("{:016x}", parsed(&good).fingerprint());
+    assert!(shown.contains("layout cluster") && shown.contains(&fingerprint), "{shown}");
+    let json = rig.demand(&["projection", "show", path, "scratch", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let shares = json[0]["shares"].as_array().unwrap();
+    let files: f64 = shares.iter().map(|one| one["files_percent"].as_f64().unwrap()).sum();
+    assert!(shares.len() == 2 && (files - 100.0).abs() < 1e-6, "{json}");
+    for (from, to, code, words) in [
+        ("other'", "socket'", 2, "is there twice"),
+        ("'cluster'", "'clustre'", 2, "one of cluster"),
+        ("'unix://", "'tcp://no-such-host.invalid', 'unix://", 1, "has no address here"),
+    ] {
+        fs::write(&file, good.replacen(from, to, 1)).unwrap();
+        let output = rig.run(&["projection", "check", path]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(code) && said.contains(words), "{to}: {said}");
+    }
+    fs::write(&file, &good).unwrap();
+    let missing = rig.run(&["projection", "show", path, "nothing"]);
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("no projection `nothing`, but scratch"));
+}
