@@ -1,8 +1,10 @@
 //! The context of a request: its caller and its cancellation. It is the immutable first argument of
 //! every operation.
 
+use std::any::Any;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
@@ -122,6 +124,19 @@ pub struct Context {
     pub claims: bool,
     /// How metrics count this request.
     pub counted: Counted,
+    /// What the steps of a request keep until the last of them has ended; none: it has one step.
+    pub steps: Option<Arc<StepGuards>>,
+}
+
+/// What the steps of one request keep until its last step has ended, such as replay slots. A client
+/// process that follows one that died in between finds them taken, so that no step is made twice.
+#[derive(Default)]
+pub struct StepGuards(Mutex<Vec<Box<dyn Any + Send>>>);
+
+impl fmt::Debug for StepGuards {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("StepGuards")
+    }
 }
 
 impl Context {
@@ -141,6 +156,20 @@ impl Context {
             via: None,
             claims: false,
             counted: Counted::Whole,
+            steps: None,
+        }
+    }
+
+    /// The same for the steps of one request. Their guards go with the last context that has them. No step
+    /// may wait for what another request keeps in that way.
+    pub fn in_steps(&self) -> Context {
+        Context { steps: Some(Arc::default()), ..self.clone() }
+    }
+
+    /// Keeps `guard` until the last step of the request has ended. Without steps it is dropped now.
+    pub fn keep(&self, guard: impl Any + Send) {
+        if let Some(StepGuards(guards)) = self.steps.as_deref() {
+            guards.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(guard));
         }
     }
 

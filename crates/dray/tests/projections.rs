@@ -184,5 +184,7 @@ fn a_file_of_projections_is_checked_and_shown() {
     }
     fs::write(&file, &good).unwrap();
     let missing = rig.run(&["projection", "show", path, "nothing"]);
-    assert!(String::from_utf8_lossy(&missing.stderr).contains("no projection `nothing`, but scratch"));
+    assert!(
+        String::from_utf8_lossy(&missing.stderr).contains("no projection `nothing`, but scratch")
+    );
 }

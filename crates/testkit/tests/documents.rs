@@ -125,7 +125,7 @@ const IMPORTS: [(&str, &[&str]); 8] = [
     ("layers", &["core", "rt"]),
     ("backends", &["core", "rt"]),
     ("fuse", &["core", "rt"]),
-    ("client", &["core", "rt", "fabric", "rpc"]),
+    ("client", &["core", "rt", "fabric", "rpc", "layers"]),
 ];
 
 #[test]

@@ -264,6 +264,7 @@ impl FileSystem for PlacedFs {
         kind: RemoveKind,
     ) -> Fut<'a, Result<()>> {
         Box::pin(async move {
+            let cx = &cx.in_steps();
             let at = self.shared.placement.name(dir, name);
             let file = match kind {
                 RemoveKind::File => self.shared.file_named(cx, (dir, name)).await,
@@ -285,6 +286,7 @@ impl FileSystem for PlacedFs {
         how: RenameHow,
     ) -> Fut<'a, Result<()>> {
         Box::pin(async move {
+            let cx = &cx.in_steps();
             let at = self.shared.placement.name(from.0, from.1);
             let replaced = match how {
                 RenameHow::Replace => self.shared.file_named(cx, to).await,
@@ -304,15 +306,17 @@ impl FileSystem for PlacedFs {
         name: &'a Name,
     ) -> Fut<'a, Result<Entry>> {
         Box::pin(async move {
+            let steps = cx.in_steps();
             let at = self.shared.placement.name(dir, name);
-            let entry = match self.shared.at(at).link(cx, id, dir, name).await {
+            let entry = match self.shared.at(at).link(&steps, id, dir, name).await {
                 // Without a name it is known at its home only.
                 Err(error) if error.errno() == Errno::ESTALE => {
+                    drop(steps); // no request waits for a slot while it keeps one
                     return at_home!(self, id, link(cx, id, dir, name)).await;
                 }
                 outcome => outcome?,
             };
-            match self.shared.at_home(cx, entry, at).await {
+            match self.shared.at_home(&steps, entry, at).await {
                 // Removed since: it was there, with these attributes.
                 Err(error) if error.errno() == Errno::ESTALE => Ok(entry),
                 outcome => outcome,
@@ -359,6 +363,10 @@ impl FileSystem for PlacedFs {
         how: CreateHow,
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
         Box::pin(async move {
+            // A file that must be new is made once. Another one may be cut in a replay slot at its home, and
+            // no request waits for a slot while it keeps one.
+            let steps = if how.exclusive { cx.in_steps() } else { cx.clone() };
+            let cx = &steps;
             let at = self.shared.placement.name(dir, name);
             let uncut = CreateHow { open: how.open.without_truncation(), ..how };
             let created = self.shared.at(at).create(cx, dir, name, uncut).await?;

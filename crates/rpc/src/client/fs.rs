@@ -112,7 +112,9 @@ impl RemoteFs {
         call: Call<'_>,
     ) -> Result<(T, ReplyInfo)> {
         let slot = self.session.link.take_slot(cx).await?;
-        self.send(cx, &call, Some(&slot), None).await
+        let outcome = self.send(cx, &call, Some(&slot), None).await;
+        cx.keep(slot);
+        outcome
     }
 
     async fn send<T: for<'b> Wire<'b>>(
