@@ -177,9 +177,9 @@ mount_at() { mount_target "dray://127.0.0.1:$port/test" "$@"; }
 mount_cluster() { mount_target "dray+unix://$scratch/io1.sock?export=scratch" "$@"; }
 
 mount_target() {
-    local target=$1 at=$scratch/$2 options="transport=$transport${3:+,$3}"
+    local source=$1 at=$scratch/$2 options="transport=$transport${3:+,$3}"
     mkdir -p "$at"
-    "$DRAY" mount "$target" "$at" -o "$options" --foreground \
+    "$DRAY" mount "$source" "$at" -o "$options" --foreground \
         >>"$scratch/mount.log" 2>&1 7>&- 8>&- 9>&- &
     mounter=$!
     remember "$mounter"
