@@ -123,7 +123,7 @@ impl ClientConnection {
             Ok(projection) => projection,
             Err(error) => return Some(Err(error)),
         };
-        Some(projection.take_over(options, memory, (patience, replaceable)).await)
+        projection.take_over(options, memory, (patience, replaceable)).await.transpose()
     }
 
     /// The first session: the only one without a projection.
@@ -201,12 +201,13 @@ impl ClientProjection {
         self.complete(&options, (memory, node), reached).await
     }
 
+    /// None if the process before us had no session with any server.
     async fn take_over(
         self: Arc<Self>,
         options: &ConnectOptions,
         memory: &ClientMemory,
         (patience, replaceable): (Duration, bool),
-    ) -> Result<ClientConnection, ConnectError> {
+    ) -> Result<Option<ClientConnection>, ConnectError> {
         let (options, targets) = (self.options(options), self.targets()?);
         let node = memory.session(0).map_err(no_memory)?.node();
         let tries = targets.iter().enumerate().map(|(index, target)| {
@@ -217,7 +218,10 @@ impl ClientProjection {
             }) as dray_core::Fut<'_, Reached>
         });
         let reached = dray_rt::join_all(tries.collect()).await;
-        self.complete(&options, (memory, node), reached).await
+        if reached.iter().all(|one| matches!(one, Ok(None))) {
+            return Ok(None);
+        }
+        self.complete(&options, (memory, node), reached).await.map(Some)
     }
 
     /// What a server of the projection has against this client.
@@ -286,4 +290,30 @@ fn must_be_same(target: &Target, first: &FsInfo, info: &FsInfo) -> Result<(), Co
 
 fn no_memory(error: std::io::Error) -> ConnectError {
     ConnectError::Protocol(format!("cannot use the memory of the session: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use dray_rpc::client::SessionMemory;
+    use dray_rt::{DriverKind, Executor};
+
+    use super::*;
+
+    /// A daemon died when it had the definition and no session yet. Its successor ended the mount, as if no
+    /// server could ever be reached.
+    #[test]
+    fn a_definition_without_a_session_is_nothing_to_take_over() {
+        let memory = SessionMemory::create_memfd().unwrap();
+        let memory = ClientMemory::Held(memory.fd().unwrap().try_clone_to_owned().unwrap());
+        let text =
+            "[projection.x]\nlayout = 'cluster'\nservers = ['unix:///nothing/there']\npath = '/'";
+        memory.keep_definition(text).unwrap();
+        let target: Target = "dray+unix:///nothing/there?export=x".parse().unwrap();
+        let options = ConnectOptions::default();
+        let (patience, replaceable) = (Duration::from_millis(10), false);
+        let taken = Executor::new(DriverKind::Epoll).unwrap().block_on(
+            ClientConnection::take_over(&target, &options, &memory, patience, replaceable),
+        );
+        assert!(taken.is_none());
+    }
 }

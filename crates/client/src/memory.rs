@@ -53,6 +53,9 @@ impl ClientMemory {
         let mut len = [0; 8];
         file.read_exact_at(&mut len, DEFINITION_AT)?;
         let len = usize::try_from(u64::from_le_bytes(len)).unwrap_or(usize::MAX);
+        if len == 0 {
+            return Ok(None); // the process before us died while it wrote it, before it had a session
+        }
         if len > DEFINITION_MAX_BYTES {
             return Err(invalid("the kept definition is too long"));
         }
@@ -78,4 +81,31 @@ impl ClientMemory {
 
 fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held() -> ClientMemory {
+        let memory = SessionMemory::create_memfd().unwrap();
+        ClientMemory::Held(memory.fd().unwrap().try_clone_to_owned().unwrap())
+    }
+
+    #[test]
+    fn a_definition_is_kept_for_the_next_process_and_half_of_one_is_none() {
+        let memory = held();
+        assert_eq!(memory.definition().unwrap(), None);
+        let ClientMemory::Held(fd) = &memory else { unreachable!() };
+        let file = File::from(fd.try_clone().unwrap());
+        file.write_all_at(b"[projection.x]", DEFINITION_AT + 8).unwrap();
+        assert_eq!(memory.definition().unwrap(), None);
+        memory.keep_definition("[projection.y]").unwrap();
+        assert_eq!(memory.definition().unwrap().as_deref(), Some("[projection.y]"));
+        assert!(memory.keep_definition(&"x".repeat(DEFINITION_MAX_BYTES + 1)).is_err());
+        // The memory of the sessions is elsewhere.
+        let node = memory.session(0).unwrap().node();
+        assert_eq!(memory.session_of(255, node).unwrap().node(), node);
+        assert_eq!(memory.definition().unwrap().as_deref(), Some("[projection.y]"));
+    }
 }

@@ -6,13 +6,13 @@ use std::net::ToSocketAddrs;
 use std::path::Path;
 
 use dray_fabric::Address;
-use dray_layers::placement::{Definition, parse_definitions};
+use dray_layers::placement::Definition;
 use serde_json::{Value, json};
 
 use crate::args::{ProjectionCommand, ProjectionFile};
 use crate::error::Failure;
 use crate::output;
-use crate::serve::config;
+use crate::serve::projections::definitions_in;
 use shares::Shares;
 
 /// Checks a file, or shows what it means. Errors: something is wrong in it.
@@ -25,18 +25,14 @@ pub fn run(command: &ProjectionCommand) -> Result<(), Failure> {
 
 /// The projections of the file that are asked for. Errors: all that is wrong in it.
 fn read(args: &ProjectionFile) -> Result<Vec<Definition>, Failure> {
-    let shown = args.file.display();
-    let text = config::read_text(&args.file, "projections")?;
-    let mut definitions = parse_definitions(&text).map_err(|errors| {
-        let lines: Vec<String> = errors.iter().map(|error| format!("{shown}: {error}")).collect();
-        Failure::usage(lines.join("\n"))
-    })?;
+    let mut definitions = definitions_in(&args.file)?;
     if let Some(name) = &args.name {
         let names: Vec<String> = definitions.iter().map(|one| one.name.clone()).collect();
         definitions.retain(|one| one.name == *name);
         if definitions.is_empty() {
             return Err(Failure::usage(format!(
-                "{shown}: it has no projection `{name}`, but {}",
+                "{}: it has no projection `{name}`, but {}",
+                args.file.display(),
                 names.join(", ")
             )));
         }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dray_fabric::Address;
-use dray_layers::placement::{Definition, Layout, parse_definitions};
+use dray_layers::placement::{Definition, DefinitionError, Layout, parse_definitions};
 use dray_rpc::server::ExportDefinition;
 
 use crate::error::Failure;
@@ -46,15 +46,20 @@ pub struct ServerNames<'a> {
     pub listen: &'a [Address],
 }
 
+/// The projections in `file`. Errors: all that is wrong in it.
+pub fn definitions_in(file: &Path) -> Result<Vec<Definition>, Failure> {
+    let text = config::read_text(file, "projections")?;
+    parse_definitions(&text).map_err(|errors| {
+        let line = |error: &DefinitionError| format!("{}: {error}", file.display());
+        Failure::usage(errors.iter().map(line).collect::<Vec<_>>().join("\n"))
+    })
+}
+
 /// The exports of the projections in `file` that this server is a part of. Errors: anything is wrong
 /// in it, or the server is in none of them.
 pub fn exports_of(file: &Path, names: ServerNames<'_>) -> Result<Vec<ExportPlan>, Failure> {
     let shown = file.display();
-    let text = config::read_text(file, "projections")?;
-    let definitions = parse_definitions(&text).map_err(|errors| {
-        let lines: Vec<String> = errors.iter().map(|error| format!("{shown}: {error}")).collect();
-        Failure::usage(lines.join("\n"))
-    })?;
+    let definitions = definitions_in(file)?;
     let mut exports = Vec::new();
     for definition in &definitions {
         let name = &definition.name;

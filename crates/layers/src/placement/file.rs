@@ -11,6 +11,9 @@ use dray_core::{
 use super::fs::PlacedServers;
 use super::mapping::ServerIndex;
 
+/// Files of a listing whose attributes are asked for at once.
+const ASKED_AT_ONCE: usize = 64;
+
 /// Data that one call copies between two servers at most: they pass this client.
 const COPY_MAX_BYTES: u64 = IO_MAX_BYTES as u64;
 
@@ -41,12 +44,13 @@ impl PlacedFile {
             .filter(|(_, (_, entry))| entry.attr.is_some() && away(entry.id))
             .map(|(index, _)| index)
             .collect();
-        let ids: Vec<FileId> =
-            asked.iter().filter_map(|index| Some(page.get(*index)?.1.id)).collect();
-        let calls = ids.iter().map(|id| self.shared.home(*id).getattr(cx, *id)).collect();
-        let answers = dray_rt::join_all(calls).await;
-        for (index, attr) in asked.into_iter().zip(answers) {
-            page.set_attr(index, attr.ok()); // none of a file that is gone
+        for some in asked.chunks(ASKED_AT_ONCE) {
+            let ids = some.iter().filter_map(|index| Some(page.get(*index)?.1.id));
+            let calls = ids.map(|id| self.shared.home(id).getattr(cx, id)).collect();
+            let answers = dray_rt::join_all(calls).await;
+            for (index, attr) in some.iter().zip(answers) {
+                page.set_attr(*index, attr.ok()); // none of a file that is gone
+            }
         }
     }
 
@@ -91,8 +95,8 @@ impl OpenFile for PlacedFile {
         self.inner.write(cx, how, from)
     }
 
-    /// Attributes of files with another home are asked for there, all at once: the directory's server may
-    /// have old ones.
+    /// Attributes of files with another home are asked for there, many at once: the directory's server
+    /// may have old ones.
     fn readdir<'a>(
         &'a self,
         cx: &'a Context,
