@@ -1,4 +1,4 @@
-"""The tests behind each promise of docs/SEMANTICS.md.
+"""The tests behind each promise of docs/SEMANTICS.md and docs/PROJECTIONS.md.
 
 promises.py [--check] ROOT; writes ROOT/docs/PROMISES.md, or checks that it is what it should be.
 Exits 1 after naming everything that is wrong; nothing is written then.
@@ -9,13 +9,15 @@ import re
 import sys
 
 PAGE = "docs/PROMISES.md"
+SOURCES = ("docs/SEMANTICS.md", "docs/PROJECTIONS.md")
 SUITE = "crates/testkit/src/conformance/suite"
 
 HEAD = """\
 # The tests behind each promise
 
 `script/promises` writes this page from comments beside the tests; do not edit it. The text of each
-promise is in [SEMANTICS](SEMANTICS.md). The list names the tests that were written for a promise.
+promise is in [SEMANTICS](SEMANTICS.md) or [PROJECTIONS](PROJECTIONS.md). The list names the tests that were
+written for a promise.
 
 Other tests cover many promises at once:
 
@@ -28,16 +30,17 @@ Other tests cover many promises at once:
 """
 
 
-def promises(text, problems):
-    """The ids that the page gives, in its order, each with the chapter that it stands in."""
+def promises(root, problems):
+    """The ids that the pages give, in their order, each with the chapter that it stands in."""
     found, chapter = {}, ""
-    for line in text.splitlines():
-        if line.startswith("##"):
-            chapter = line.lstrip("# ")
-        for name in re.findall(r"\*\*([PD]\d+)\*\*", line):
-            if name in found:
-                problems.append(f"docs/SEMANTICS.md has {name} twice")
-            found[name] = chapter
+    for source in SOURCES:
+        for line in (root / source).read_text(encoding="utf-8").splitlines():
+            if line.startswith("##"):
+                chapter = line.lstrip("# ")
+            for name in re.findall(r"\*\*([PD]\d+)\*\*", line):
+                if name in found:
+                    problems.append(f"{source} has {name} a second time")
+                found[name] = chapter
     return found
 
 
@@ -102,7 +105,7 @@ def proofs(root, known, problems):
             test, problem = rust_test(root, path, lines, at)
         unknown = [name for name in names if name not in known]
         if unknown:
-            problem = f"docs/SEMANTICS.md has no {', '.join(unknown)}"
+            problem = f"no page of {', '.join(SOURCES)} has {', '.join(unknown)}"
         if problem:
             problems.append(f"{where}: {problem}")
             continue
@@ -125,10 +128,9 @@ def page(known, tests):
 def main():
     check, root = "--check" in sys.argv[1:-1], pathlib.Path(sys.argv[-1])
     problems = []
-    semantics = (root / "docs/SEMANTICS.md").read_text(encoding="utf-8")
-    known = promises(semantics, problems)
+    known = promises(root, problems)
     if not known:
-        problems.append("docs/SEMANTICS.md has no promises: has its form changed?")
+        problems.append("there are no promises: has the form of the pages changed?")
     tests = proofs(root, known, problems)
     problems += [f"{name} has no test" for name in known if name not in tests]
     if not problems:
