@@ -60,6 +60,7 @@ impl Replay {
             }
             Err(error) => unsynced.replay_ends(Some(&error.to_string())),
         }
+        self.link.note_replayed();
         let instance = self.session_state.instance;
         // With what is lost, for the server's metrics.
         let losses = unsynced.unreported_losses();

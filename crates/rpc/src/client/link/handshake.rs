@@ -217,6 +217,7 @@ impl LinkSink {
             recovery.into_iter().for_each(|recovery| dray_rt::spawn(recovery.run()));
         } else if power_lost {
             self.link.unsynced.replay_ends(Some("the server did not wait for it"));
+            self.link.note_replayed();
         }
         if let Some(locks) = forgotten {
             let (channel, instance) = (self.link.lasting(&self.channel), welcome.instance);

@@ -103,8 +103,10 @@ impl Link {
         let inherited = memory.session().is_some();
         // Registered memory would come in here.
         let kept_data = Box::new(MappedSegments::default());
-        if let Some((session, secret, instance)) = memory.session() {
-            server = ServerIdentity { session, secret, instance, ..server };
+        let (reclaimed, reopened) = memory.reestablished();
+        if let Some((session, secret, _)) = memory.session() {
+            let boot = memory.boot();
+            server = ServerIdentity { session, secret, instance: reopened, boot, ..server };
         }
         Link {
             options,
@@ -116,9 +118,9 @@ impl Link {
             ahead: OpenAhead::new(memory.clone()),
             memory,
             first: OnceLock::new(),
-            reclaimed: AtomicU64::new(0),
+            reclaimed: AtomicU64::new(reclaimed),
             released: AtomicBool::new(false),
-            returned: AtomicU64::new(0),
+            returned: AtomicU64::new(reopened),
             unsynced: UnsyncedLog::new(replay_bytes, kept_data, inherited),
             replaying: Mutex::default(),
             reestablishing: Mutex::default(),

@@ -86,6 +86,7 @@ impl Link {
         self.held.settled();
         if done && self.server().instance == instance {
             self.reclaimed.store(instance, Ordering::SeqCst);
+            self.memory.set_reclaimed(instance); // first: the server takes no claim after the notice
             channel.notify(NotifyHead::RECLAIMED, 0);
         }
         self.within_epoch(instance, self.files.completed()).await;
@@ -99,6 +100,7 @@ impl Link {
         self.open_all(&channel, since, instance).await;
         if self.server().instance == instance {
             self.returned.store(instance, Ordering::SeqCst);
+            self.memory.set_reestablished(instance);
             channel.notify(NotifyHead::RETURNED, 0);
         }
     }

@@ -1,5 +1,7 @@
 //! What the server says of itself and of the session, and what follows when that changes.
 
+use std::sync::atomic::Ordering;
+
 use dray_core::Op;
 
 use super::Link;
@@ -18,6 +20,8 @@ pub(crate) struct ServerIdentity {
     pub(crate) session: u64,
     pub(super) secret: [u8; 16],
     pub(crate) instance: u64,
+    /// The start of the server's machine, folded to one word; 0: unknown.
+    pub(super) boot: u64,
     /// Whether answers to changes have stamps.
     pub(crate) stamps: bool,
     /// Whether the server gives tickets, and believes its own.
@@ -85,7 +89,10 @@ impl Link {
             return None;
         }
         let first = known.session == 0;
+        // Of a process before us it counts where everything was reopened, not whom it has met.
         let forgotten = known.instance != welcome.instance || known.session != welcome.session;
+        let reclaimed = known.session == welcome.session
+            && self.reclaimed.load(Ordering::SeqCst) == welcome.instance;
         if known.session == 0 {
             self.slots.grant(welcome.slots);
         } else if known.session != welcome.session {
@@ -109,16 +116,26 @@ impl Link {
         known.features = features;
         known.one_user = features & ONE_USER != 0;
         self.met.send_replace(true);
-        let (before, boot) = (self.memory.boot(), fold(welcome.boot));
-        self.memory.set_boot(boot);
+        if first {
+            self.memory.set_reestablished(welcome.instance);
+        }
+        let (before, boot) = (known.boot, fold(welcome.boot));
+        known.boot = boot;
         // While the lock is held no other connection can come to another conclusion.
         let power_lost = !first && before != 0 && boot != 0 && before != boot;
-        if power_lost {
-            self.unsynced.server_lost_power();
+        match power_lost {
+            true => self.unsynced.server_lost_power(),
+            // A process before us may have met this one, and have died before its replay was over.
+            false if before != boot => self.memory.set_boot(boot),
+            false => {}
         }
         // Before any connection sends again: a lock may be another client's by now.
         self.files.begin(offered);
         let forgotten = match forgotten && !first {
+            true if reclaimed => {
+                self.held.begin(offered);
+                Some(Vec::new())
+            }
             true => Some(self.held.suspend_all(offered)),
             false => {
                 self.held.begin(offered);
@@ -126,6 +143,14 @@ impl Link {
             }
         };
         Some(WelcomeNews { forgotten, power_lost })
+    }
+}
+
+impl Link {
+    /// Nothing is to be replayed any more of what was sent before the server's machine was started.
+    pub(crate) fn note_replayed(&self) {
+        let known = self.server();
+        self.memory.set_boot(known.boot);
     }
 }
 

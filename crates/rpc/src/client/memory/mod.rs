@@ -19,6 +19,8 @@
 //! two words
 //! behind those: how many processes have had it; the boot of the client's machine, two words
 //! behind those, a word for each slot: the node of its request, 0: the client's own
+//! behind those: the instance of the server where all locks are reclaimed, and the one where all
+//! open files are reopened; 0: memory of an earlier release
 //! ```
 //! Each word is stored in one piece, a slot's request last and a lock's first word last, so that
 //! what a successor finds is true whatever instruction the process died at. Memory of an earlier
@@ -75,7 +77,11 @@ const EXPORT_READ_ONLY: u64 = 2;
 const PROCESSES: usize = EXPORT + 5;
 const OWN_BOOT: usize = PROCESSES + 1;
 const FIRST_NODE: usize = OWN_BOOT + 2;
-const WORDS: usize = FIRST_NODE + SLOTS_MAX;
+const RECLAIMED: usize = FIRST_NODE + SLOTS_MAX;
+const REOPENED: usize = RECLAIMED + 1;
+const WORDS: usize = REOPENED + 1;
+/// No instance of a server has this number: they are drawn at random.
+const NO_INSTANCE: u64 = u64::MAX;
 const BYTES: usize = WORDS * 8;
 /// From the memory of one session to the next in one file: whole pages, of 64 KiB at most.
 const STRIDE_BYTES: usize = BYTES.next_multiple_of(64 << 10);
@@ -178,7 +184,13 @@ impl SessionMemory {
         }
         let memory = SessionMemory::map(fd, index)?;
         match memory.word(0).load(Ordering::Acquire) {
-            0 | MAGIC => Ok(memory), // 0: it died before its first welcome
+            0 => Ok(memory), // it died before its first welcome
+            MAGIC => {
+                if memory.get(REOPENED) == 0 {
+                    memory.set_reestablished(memory.get(INSTANCE)); // as an earlier release believed
+                }
+                Ok(memory)
+            }
             other if other << VERSION_BITS == MAGIC << VERSION_BITS => {
                 let [version, known] = [other, MAGIC].map(|word| word >> (64 - VERSION_BITS));
                 Err(refused(format!("its layout is version {version}, this dray knows {known}")))
@@ -258,7 +270,11 @@ impl SessionMemory {
         (session != 0).then(|| (session, secret, self.get(INSTANCE)))
     }
 
+    /// Notes what a welcome says. What was held in another session is not reestablished in this one.
     pub(crate) fn set_session(&self, session: u64, secret: &[u8; 16], instance: u64) {
+        if self.get(SESSION) != session {
+            self.set_reestablished(NO_INSTANCE);
+        }
         let half = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| secret[at + index]));
         self.set(SECRET, half(0));
         self.set(SECRET + 1, half(8));
@@ -267,7 +283,29 @@ impl SessionMemory {
         self.set(0, MAGIC);
     }
 
-    /// The start of the server's machine that was seen last; 0 for none.
+    /// The instance of the server where all locks were reclaimed, and the one where all open files were
+    /// reopened. A process that dies in the middle of that leaves the rest to its successor.
+    pub(crate) fn reestablished(&self) -> (u64, u64) {
+        match self.fd {
+            Some(_) => (self.get(RECLAIMED), self.get(REOPENED)),
+            None => (NO_INSTANCE, NO_INSTANCE),
+        }
+    }
+
+    pub(crate) fn set_reclaimed(&self, instance: u64) {
+        if self.fd.is_some() {
+            self.set(RECLAIMED, instance);
+        }
+    }
+
+    pub(crate) fn set_reestablished(&self, instance: u64) {
+        self.set_reclaimed(instance);
+        if self.fd.is_some() {
+            self.set(REOPENED, instance);
+        }
+    }
+
+    /// The start of the server's machine after which nothing has to be replayed any more; 0 for none.
     pub(crate) fn boot(&self) -> u64 {
         self.get(BOOT)
     }
@@ -451,6 +489,12 @@ mod tests {
         assert_eq!(next.node(), node);
         assert_eq!(next.export(), Some(info));
         assert_eq!(next.session(), Some((9, [3; 16], 4)));
+        assert_eq!(next.reestablished(), (NO_INSTANCE, NO_INSTANCE));
+        next.set_reestablished(4);
+        next.set_session(9, &[3; 16], 5);
+        assert_eq!(next.reestablished(), (4, 4));
+        next.set_session(10, &[3; 16], 5);
+        assert_eq!(next.reestablished(), (NO_INSTANCE, NO_INSTANCE));
         let slots = next.slots();
         assert_eq!(slots.len(), 4);
         let used = |number, sequence, request| SlotState {
@@ -495,7 +539,8 @@ mod tests {
         let begins = [FIRST_SLOT, FIRST_CLOSE, FIRST_LOCK, TICKETS_END, FIRST_TICKET];
         assert_eq!(begins, [8, 2048, 2112, 12_352, 12_353]);
         let begins = [FIRST_AHEAD, ALIASES_END, FIRST_ALIAS, EXPORT, WORDS];
-        assert_eq!(begins, [3_158_081, 3_158_145, 3_158_146, 5_255_298, 5_256_326]);
+        assert_eq!(begins, [3_158_081, 3_158_145, 3_158_146, 5_255_298, 5_256_328]);
+        assert_eq!([RECLAIMED, REOPENED], [5_256_326, 5_256_327]);
         let memory = SessionMemory::create_memfd().unwrap();
         memory.set(NODE, 4);
         memory.set_session(9, &std::array::from_fn(|index| index as u8), 6);
@@ -536,6 +581,7 @@ mod tests {
         assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), OLD_BYTES as libc::off_t) }, 0);
         let next = SessionMemory::from_fd(fd).unwrap();
         assert_eq!(next.session(), Some((9, [3; 16], 4)));
+        assert_eq!(next.reestablished(), (4, 4));
         let last = next.tickets_max() - 1;
         next.put_ticket(last, 5, Ticket([7; 16]));
         assert_eq!(next.ticket(last), Some((5, Ticket([7; 16]))));
