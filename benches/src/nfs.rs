@@ -33,6 +33,7 @@ struct Library {
     open: unsafe extern "C" fn(Nfs, *const c_char, c_int, *mut Handle) -> c_int,
     create: unsafe extern "C" fn(Nfs, *const c_char, c_int, c_int, *mut Handle) -> c_int,
     close: unsafe extern "C" fn(Nfs, Handle) -> c_int,
+    fsync: unsafe extern "C" fn(Nfs, Handle) -> c_int,
     pread: *mut c_void,
     pwrite: *mut c_void,
     stat64: unsafe extern "C" fn(Nfs, *const c_char, *mut [u64; 17]) -> c_int,
@@ -93,6 +94,7 @@ fn load((soname, buffer_first): (&CStr, bool)) -> Option<Library> {
             open: function(symbol(c"nfs_open")?),
             create: function(symbol(c"nfs_create")?),
             close: function(symbol(c"nfs_close")?),
+            fsync: function(symbol(c"nfs_fsync")?),
             pread: symbol(c"nfs_pread")?,
             pwrite: symbol(c"nfs_pwrite")?,
             stat64: function(symbol(c"nfs_stat64")?),
@@ -249,6 +251,14 @@ impl LoadedFile for NfsFile {
                 from.len(),
                 at,
             )
+        }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        // SAFETY: the handle is open.
+        match unsafe { (self.context.libnfs.fsync)(self.context.nfs, self.handle) } {
+            0 => Ok(()),
+            code => Err(self.context.error(code)),
         }
     }
 }

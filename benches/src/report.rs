@@ -2,6 +2,7 @@
 
 mod against;
 mod many;
+mod parallel;
 mod peers;
 mod serial;
 mod sums;
@@ -89,7 +90,7 @@ const DETAILS: [&str; 5] = [
     ".cpu_machine_us",
 ];
 
-/// `report --bench serial|against|peers|many --raw FILE --out FILE`: the lines go to standard output
+/// `report --bench serial|against|peers|many|parallel --raw FILE --out FILE`: the lines go to standard output
 /// and into the file, the table to standard output behind them.
 pub fn run(args: &BenchArgs) -> CommandResult {
     let measures = Measures::new(read_all(args.need("raw")?)?);
@@ -97,6 +98,7 @@ pub fn run(args: &BenchArgs) -> CommandResult {
         "serial" => serial::report(&measures),
         "peers" => peers::report(&measures),
         "many" => many::report(&measures),
+        "parallel" => parallel::report(&measures),
         "against" => against::report(&measures),
         other => return Err(format!("no benchmark is called {other}")),
     };

@@ -51,6 +51,8 @@ pub trait LoadedFile {
     fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<usize>;
     /// pwrite(2).
     fn write_at(&self, from: &[u8], at: u64) -> io::Result<usize>;
+    /// fsync(2).
+    fn sync(&self) -> io::Result<()>;
 }
 
 impl FileLocation {
@@ -127,5 +129,10 @@ impl LoadedFile for Descriptor {
         checked(unsafe {
             libc::pwrite(self.0.as_raw_fd(), from.as_ptr().cast(), from.len(), at as i64)
         } as i64)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        // SAFETY: no memory is passed.
+        checked(i64::from(unsafe { libc::fsync(self.0.as_raw_fd()) })).map(drop)
     }
 }

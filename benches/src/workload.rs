@@ -5,6 +5,7 @@
 //! | `stream_write`, `stream_read` | 1 MiB at the next offset of the job's own existing file, `O_DIRECT`, from the beginning again at the end | none used |
 //! | `rand4k` | pread of 4 KiB at a random aligned offset of the job's own existing file, `O_DIRECT` | none used |
 //! | `stream_sync`, `sync4k` | as `stream_write`; pwrite of 4 KiB at a random aligned offset; both with `O_SYNC` | none used |
+//! | `file_write_SIZE`, `file_read_SIZE` | the job's own file from its beginning to its end, buffered, in requests of SIZE (`4k`, `1m`); a write ends with fsync(2) | all dropped before |
 //! | `warm_read` | pread of 1 MiB at the next offset, buffered | the file was read once through another descriptor, closed, and opened again |
 //! | `zeros` | fills 1 MiB of its own memory with zeros, as the null file system does for a read | none |
 //! | `create` | open(`O_CREAT\|O_EXCL\|O_WRONLY`) of a new name in the root, close | directory known |
@@ -139,6 +140,23 @@ fn many_name(index: usize) -> String {
     format!("many/name-{index:08}")
 }
 
+/// Drops what the kernel has of files' pages; false where that is not allowed.
+fn drop_pages() -> bool {
+    fs::write("/proc/sys/vm/drop_caches", "3").is_ok()
+}
+
+/// Bytes of a request of a size such as `4k` or `1m`, a power of two of 1 MiB at most.
+fn request_bytes(size: &str) -> Option<usize> {
+    let unit = match size.chars().last()? {
+        'k' => 1 << 10,
+        'm' => 1 << 20,
+        _ => return None,
+    };
+    let count: usize = size[..size.len() - 1].parse().ok()?;
+    let bytes = count.checked_mul(unit)?;
+    (bytes.is_power_of_two() && bytes <= BLOCK_BYTES).then_some(bytes)
+}
+
 /// Drops what the kernel remembers of names and attributes; false where that is not allowed.
 pub fn drop_names() -> bool {
     fs::write("/proc/sys/vm/drop_caches", "2").is_ok()
@@ -155,6 +173,8 @@ impl Run<'_> {
             "rand4k" => self.random_pages(OpenKind::ReadDirect),
             "sync4k" => self.random_pages(OpenKind::WriteSync),
             "zeros" => self.zeros(),
+            name if name.starts_with("file_write_") => self.whole_file(name, OpenKind::Fill),
+            name if name.starts_with("file_read_") => self.whole_file(name, OpenKind::Read),
             "create" => self.create(0),
             "create_write_close" => self.create(PAGE_BYTES),
             "stat_cold" => self.each_name(&|target, path| target.stat(path).map(drop)),
@@ -184,6 +204,32 @@ impl Run<'_> {
                     _ => file.read_at(block, at)?,
                 };
                 whole(moved, BLOCK_BYTES)
+            }))
+        })
+    }
+
+    /// Each job's whole file, once.
+    fn whole_file(&self, name: &str, how: OpenKind) -> CommandResult<Sample> {
+        let size = name.rsplit('_').next().unwrap_or_default();
+        let size = request_bytes(size).ok_or_else(|| format!("{name}: no size such as 4k"))?;
+        if !drop_pages() {
+            eprintln!("dray-bench: may not drop caches: pages may be known");
+        }
+        run(self.place, self.jobs, Until::Count(1), self.daemons, &|target, job| {
+            let file = target.open(&target.path(&file_name(job)), how).map_err(context("open"))?;
+            let mut block = Aligned::new(size);
+            Ok(Box::new(move |_| {
+                for at in (0..self.file_bytes).step_by(size) {
+                    let moved = match how {
+                        OpenKind::Fill => file.write_at(block.bytes(size), at)?,
+                        _ => file.read_at(block.bytes(size), at)?,
+                    };
+                    whole(moved, size)?;
+                }
+                if how == OpenKind::Fill {
+                    file.sync()?;
+                }
+                Ok(self.file_bytes as usize)
             }))
         })
     }

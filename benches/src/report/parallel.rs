@@ -1,0 +1,167 @@
+//! The figures of `script/bench parallel`: ratios within a round, each with its goal.
+
+use crate::measure::Measure;
+use crate::report::Measures;
+use crate::report::table::{figure, figure_or_dash, markdown};
+
+/// A figure, what it is made of, and what it should be.
+struct Row {
+    metric: &'static str,
+    /// Arm and metric that is divided, and by which; none: the metric as it was measured.
+    ratio: Option<[(&'static str, &'static str); 2]>,
+    goal: Goal,
+}
+
+enum Goal {
+    Least(f64),
+    Most(f64),
+}
+
+const fn least(
+    metric: &'static str,
+    over: (&'static str, &'static str),
+    under: (&'static str, &'static str),
+    goal: f64,
+) -> Row {
+    Row { metric, ratio: Some([over, under]), goal: Goal::Least(goal) }
+}
+
+const WRITE_512K: &str = "file_write_512k.mib_per_s";
+const READ_512K: &str = "file_read_512k.mib_per_s";
+const WRITE_2K: &str = "file_write_2k.mib_per_s";
+const READ_2K: &str = "file_read_2k.mib_per_s";
+const WRITE_1M: &str = "file_write_1m.mib_per_s";
+const READ_1M: &str = "file_read_1m.mib_per_s";
+const READ_128K: &str = "file_read_128k.mib_per_s";
+const READ_4K: &str = "file_read_4k.mib_per_s";
+const WRITE_128K: &str = "file_write_128k.mib_per_s";
+const WRITE_4K: &str = "file_write_4k.mib_per_s";
+
+/// Those of the issue and the seed's figures 8 to 11.
+const ROWS: [Row; 15] = [
+    least("single_vs_server_128k", ("client", READ_128K), ("disk", READ_128K), 0.95),
+    least("single_vs_server_4k", ("client", READ_4K), ("disk", READ_4K), 0.75),
+    least("single_vs_server_write_128k", ("client", WRITE_128K), ("disk", WRITE_128K), 0.95),
+    least("single_vs_server_write_4k", ("client", WRITE_4K), ("disk", WRITE_4K), 0.75),
+    least("stripe2_write_ratio_512k", ("stripe2", WRITE_512K), ("stripe1", WRITE_512K), 1.9),
+    least("stripe2_read_ratio_512k", ("stripe2", READ_512K), ("stripe1", READ_512K), 1.9),
+    least("stripe2_write_ratio_2k", ("stripe2", WRITE_2K), ("stripe1", WRITE_2K), 0.95),
+    least("stripe2_read_ratio_2k", ("stripe2", READ_2K), ("stripe1", READ_2K), 0.95),
+    least("stripe4_write_ratio_1m", ("stripe4", WRITE_1M), ("stripe1", WRITE_1M), 3.7),
+    least("stripe4_read_ratio_1m", ("stripe4", READ_1M), ("stripe1", READ_1M), 3.7),
+    least("flat_20", ("clients20", "read.mib_per_s"), ("clients4", "read.mib_per_s"), 0.95),
+    Row {
+        metric: "open512_ratio",
+        ratio: Some([("opens3", "open.secs"), ("opens1", "open.secs")]),
+        goal: Goal::Most(1.2),
+    },
+    Row { metric: "placement_cpu_us", ratio: None, goal: Goal::Most(1.0) },
+    Row { metric: "failover_s", ratio: None, goal: Goal::Most(5.0) },
+    Row { metric: "slow_backing_read_gain", ratio: None, goal: Goal::Least(5.0) },
+];
+
+impl Row {
+    fn value(&self, measures: &Measures) -> Option<f64> {
+        match self.ratio {
+            Some([over, under]) => measures.ratio(over, under),
+            None if self.metric == "placement_cpu_us" => placement_cpu_us(measures),
+            None => measures.arms().iter().find_map(|arm| measures.median(arm, self.metric)),
+        }
+    }
+
+    fn verdict(&self, value: f64) -> (String, &'static str) {
+        let (sign, goal, good) = match self.goal {
+            Goal::Least(goal) => (">=", goal, value >= goal),
+            Goal::Most(goal) => ("<=", goal, value <= goal),
+        };
+        (format!("{sign} {}", figure(goal)), if good { "yes" } else { "NO" })
+    }
+}
+
+/// CPU time of client and server that placement adds to a request that stays on one server, us: the
+/// greatest over the loads that both arms have of the median over rounds.
+fn placement_cpu_us(measures: &Measures) -> Option<f64> {
+    let added = |load: &str| {
+        let metric = format!("{load}.cpu_us");
+        let rounds = measures.rounds("placed", &metric).into_iter();
+        let added = rounds.filter_map(|(round, placed)| {
+            Some(placed - measures.in_round("serial", &metric, round)?)
+        });
+        crate::measure::median(added.collect())
+    };
+    let added = ["rand4k", "stat_cold", "open_close"].into_iter().filter_map(added);
+    added.reduce(f64::max)
+}
+
+/// The figures with goals, and the tables: these, and the rates of each size of request.
+pub fn report(measures: &Measures) -> (Vec<Measure>, String) {
+    let mut lines = Vec::new();
+    let mut rows = vec![["metric", "value", "goal", "met"].map(str::to_owned).to_vec()];
+    for row in &ROWS {
+        let Some(value) = row.value(measures) else { continue };
+        let (goal, met) = row.verdict(value);
+        rows.push(vec![row.metric.to_owned(), figure(value), goal, met.to_owned()]);
+        lines.push(Measure {
+            bench: "parallel".into(),
+            arm: "result".into(),
+            metric: row.metric.into(),
+            value,
+            unit: "1".into(),
+            round: 0,
+        });
+    }
+    (lines, format!("{}\n{}", markdown(&rows), rates(measures)))
+}
+
+/// MiB/s by size of request: the seed's figures 8, 9 and 11.
+fn rates(measures: &Measures) -> String {
+    let arms: Vec<&str> = measures
+        .arms()
+        .into_iter()
+        .filter(|arm| ["disk", "client", "stripe1", "stripe2", "stripe4"].contains(arm))
+        .collect();
+    let mut rows = vec![vec!["MiB/s".to_owned()]];
+    rows[0].extend(arms.iter().map(|arm| (*arm).to_owned()));
+    let mut seen: Vec<String> = Vec::new();
+    for measure in measures.medians() {
+        if !measure.metric.starts_with("file_") || !measure.metric.ends_with(".mib_per_s") {
+            continue;
+        }
+        if seen.contains(&measure.metric) {
+            continue;
+        }
+        let mut row = vec![measure.metric.trim_end_matches(".mib_per_s").replace('_', " ")];
+        row.extend(arms.iter().map(|arm| figure_or_dash(measures.median(arm, &measure.metric))));
+        rows.push(row);
+        seen.push(measure.metric);
+    }
+    if rows.len() > 1 { markdown(&rows) } else { String::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(arm: &str, metric: &str, round: u32, value: f64) -> Measure {
+        let (bench, unit) = ("parallel".into(), "MiB/s".into());
+        Measure { bench, arm: arm.into(), metric: metric.into(), value, unit, round }
+    }
+
+    #[test]
+    fn ratios_are_taken_within_a_round_and_have_verdicts() {
+        let measures = Measures::new(vec![
+            line("disk", READ_4K, 0, 100.0),
+            line("client", READ_4K, 0, 80.0),
+            line("disk", READ_4K, 1, 10.0),
+            line("client", READ_4K, 1, 7.0),
+            line("serial", "rand4k.cpu_us", 0, 30.0),
+            line("placed", "rand4k.cpu_us", 0, 30.5),
+        ]);
+        let (lines, table) = report(&measures);
+        let of = |name: &str| lines.iter().find(|line| line.metric == name).map(|one| one.value);
+        assert_eq!(of("single_vs_server_4k"), Some(0.75));
+        assert_eq!(of("placement_cpu_us"), Some(0.5));
+        assert_eq!(of("flat_20"), None);
+        assert!(table.contains("yes") && !table.contains("NO"));
+    }
+}

@@ -1,0 +1,240 @@
+# Projections over several servers on one machine: the seed's figures 8 to 11, and what placement costs.
+#
+# Disks are ext4 on loop devices, each limited to RATE_MIB in both directions, so that the disks are
+# the limit and not this machine's two CPUs. Arms are interleaved in each round; ratios are taken within
+# a round, and the median over rounds counts.
+#
+# shellcheck disable=SC2086,SC2206 # lists of loads are words
+
+ROUNDS=${ROUNDS:-3}
+# MiB/s of one disk: the seed's server has about 160 MB/s.
+RATE_MIB=${RATE_MIB:-150}
+# The same where several disks work at once.
+STRIPE_RATE_MIB=${STRIPE_RATE_MIB:-50}
+DISK_FILE_MIB=${DISK_FILE_MIB:-64}
+SIZES=${SIZES:-4k 8k 16k 32k 64k 128k 256k 512k 1m}
+STRIPE_SIZES=${STRIPE_SIZES:-2k 8k 32k 128k 512k 1m}
+OPENERS=${OPENERS:-512}
+PARTS=${PARTS:-single clients opens placement stripe}
+
+bench_parallel() {
+    build_all
+    install_packages python3
+    scratch
+    RAW=$OUT/parallel.raw.jsonl
+    : >"$RAW"
+    switch_uring_on || true
+    local part parts=("$@")
+    [ $# -gt 0 ] || parts=($PARTS)
+    for part in "${parts[@]}"; do
+        say "$part"
+        "part_$part"
+    done
+    "$BENCH" report --bench parallel --raw "$RAW" --out "$OUT/parallel.jsonl"
+}
+
+# measure ARM ROUND ARGUMENTS...
+measure() {
+    local arm=$1 round=$2
+    shift 2
+    "$BENCH" load --bench parallel --arm "$arm" --round "$round" --file-mib "$DISK_FILE_MIB" \
+        "$@" >>"$RAW"
+}
+
+# put ARM METRIC ROUND VALUE UNIT
+put() {
+    printf '{"bench":"parallel","arm":"%s","metric":"%s","value":%s,"unit":"%s","round":%s}\n' \
+        "$1" "$2" "$4" "$5" "$3" >>"$RAW"
+}
+
+# --- disks -----------------------------------------------------------------------------
+
+# make_disk NAME RATE_MIB: $WORK/NAME, a limited disk of its own.
+make_disk() {
+    local image=$STORE/$1.img device number limits=/sys/fs/cgroup/blkio kind
+    truncate -s 1G "$image"
+    device=$(losetup --find --show "$image")
+    defer "losetup -d $device"
+    mkfs.ext4 -q -F "$device"
+    mkdir -p "$WORK/$1"
+    mount "$device" "$WORK/$1"
+    defer "umount '$WORK/$1' || umount -l '$WORK/$1'"
+    number=$(cat "/sys/class/block/${device#/dev/}/dev")
+    if [ -w "/sys/class/bdi/$number/max_bytes" ]; then
+        echo 1 >"/sys/class/bdi/$number/strict_limit"
+        echo $((64 << 20)) >"/sys/class/bdi/$number/max_bytes"
+    fi
+    for kind in read write; do
+        [ -w "$limits/blkio.throttle.${kind}_bps_device" ] ||
+            { say "this kernel has no blkio.throttle of control groups, version 1"; exit 1; }
+        echo "$number $(($2 << 20))" >"$limits/blkio.throttle.${kind}_bps_device"
+        defer "echo '$number 0' >$limits/blkio.throttle.${kind}_bps_device"
+    done
+}
+
+# --- servers and mounts ----------------------------------------------------------------
+
+# serve_here NAME DIRECTORY: one server of one export; its address is in $ADDRESS.
+serve_here() {
+    local port
+    port=$(free_port $((17500 + RANDOM % 2000)))
+    start "$1" "$DRAY" serve --export "data=$2,squash=none" --listen "tcp://127.0.0.1:$port" \
+        --state "$WORK/state.$1"
+    SERVER=$STARTED
+    wait_for 10 listens "$port"
+    ADDRESS=127.0.0.1:$port
+}
+
+# mount_target TARGET NAME: the mount's pid is in $STARTED.
+mount_target() {
+    mkdir -p "$WORK/$2"
+    start "$2" "$DRAY" mount "$1" "$WORK/$2" --foreground
+    defer "'$DRAY' umount '$WORK/$2' || unmount '$WORK/$2'"
+    wait_for 10 is_mounted "$WORK/$2"
+}
+
+# serve_projection NAME LAYOUT COUNT DIRECTORY...: COUNT servers. With one directory they share it; with
+# more each has its own, at the same path in a mount namespace of its own. Pids are in $SERVERS, the
+# target in $TARGET.
+serve_projection() {
+    local name=$1 layout=$2 count=$3 number ports=() list="" port command
+    shift 3
+    local file=$WORK/$name.toml path=$1
+    port=$((19500 + RANDOM % 2000))
+    for ((number = 0; number < count; number++)); do
+        port=$(free_port $((port + 1)))
+        ports+=("$port")
+        list+="${list:+, }'tcp://127.0.0.1:$port'"
+    done
+    if [ $# -gt 1 ]; then
+        path=$WORK/$name.target
+        mkdir -p "$path"
+    fi
+    printf "[projection.data]\nlayout = '%s'\nservers = [%s]\npath = '%s'\nstripe = '64K'\n%s\n" \
+        "$layout" "$list" "$path" "export = { squash = 'none' }" >"$file"
+    SERVERS=()
+    for ((number = 0; number < count; number++)); do
+        command=("$DRAY" serve --projections "$file" --server "tcp://127.0.0.1:${ports[number]}"
+            --listen "tcp://127.0.0.1:${ports[number]}" --state "$WORK/state.$name.$number")
+        if [ $# -gt 1 ]; then
+            start "$name.$number" unshare -m sh -c "mount --bind \"\$0\" \"\$1\" && shift && exec \"\$@\"" \
+                "${@:number+1:1}" "$path" "${command[@]}"
+        else
+            start "$name.$number" "${command[@]}"
+        fi
+        SERVERS+=("$STARTED")
+        wait_for 10 listens "${ports[number]}"
+    done
+    TARGET=dray://127.0.0.1:${ports[0]}/data
+}
+
+# loads SIZES: writes and reads of each size.
+loads() {
+    local size
+    for size in $1; do printf 'file_write_%s file_read_%s ' "$size" "$size"; done
+}
+
+# --- parts -----------------------------------------------------------------------------
+
+# Figures 8 and 9: a client against the rate of its server's own disk.
+part_single() {
+    make_disk disk "$RATE_MIB"
+    "$BENCH" fill --dir "$WORK/disk" --jobs 1 --file-mib "$DISK_FILE_MIB"
+    serve_here single "$WORK/disk"
+    mount_target "dray://$ADDRESS/data" client
+    local round load
+    for ((round = 0; round < ROUNDS; round++)); do
+        for load in $(loads "$SIZES"); do
+            measure disk "$round" --dir "$WORK/disk" "$load"
+            measure client "$round" --dir "$WORK/client" "$load"
+        done
+    done
+}
+
+# Figure 10: many clients of one server share its rate.
+part_clients() {
+    local round count number began ended mib=16
+    make_disk shared "$RATE_MIB"
+    serve_here clients "$WORK/shared"
+    for ((number = 0; number < 20; number++)); do
+        mkdir "$WORK/shared/$number"
+        "$BENCH" fill --dir "$WORK/shared/$number" --jobs 1 --file-mib $mib
+        mount_target "dray://$ADDRESS/data" "c$number"
+    done
+    for ((round = 0; round < ROUNDS; round++)); do
+        for count in 4 8 12 16 20; do
+            echo 1 >/proc/sys/vm/drop_caches
+            began=$(date +%s%N)
+            local readers=()
+            for ((number = 0; number < count; number++)); do
+                dd if="$WORK/c$number/$number/bench-data-0" of=/dev/null bs=1M status=none &
+                readers+=($!)
+            done
+            wait "${readers[@]}"
+            ended=$(date +%s%N)
+            put "clients$count" read.mib_per_s "$round" \
+                "$((count * mib * 1000 * 1000000 / (ended - began)))e-3" MiB/s
+        done
+    done
+}
+
+# Many processes that open one set of files together: opens must not fan out.
+part_opens() {
+    local round arm
+    mkdir "$STORE/opens"
+    serve_projection opens3 cluster 3 "$STORE/opens"
+    mount_target "$TARGET" opens3
+    serve_here opens1 "$STORE/opens"
+    mount_target "dray://$ADDRESS/data" opens1
+    for ((round = 0; round < 16; round++)); do echo x >"$WORK/opens1/file$round"; done
+    for ((round = 0; round < ROUNDS; round++)); do
+        for arm in opens1 opens3; do
+            put "$arm" open.secs "$round" \
+                "$(python3 script/lib/open_together.py "$OPENERS" "$WORK/$arm"/file*)" s
+        done
+    done
+}
+
+# What placement costs a request that stays on one server: the same server with and without it.
+part_placement() {
+    local round serial placed loads="rand4k create stat_cold open_close unlink"
+    mkdir "$STORE/placement"
+    "$BENCH" fill --dir "$STORE/placement" --jobs 1 --file-mib "$DISK_FILE_MIB"
+    serve_projection placed cluster 1 "$STORE/placement"
+    mount_target "$TARGET" placed
+    placed="--client $(pids_of "$STARTED") --server $(pids_of "${SERVERS[@]}")"
+    serve_here serial "$STORE/placement"
+    mount_target "dray://$ADDRESS/data" serial
+    serial="--client $(pids_of "$STARTED") --server $(pids_of "$SERVER")"
+    for ((round = 0; round < ROUNDS * 2; round++)); do
+        # Each is the second one every other time: the first finds the directory smaller.
+        [ $((round % 2)) = 1 ] || measure serial "$round" --dir "$WORK/serial" --secs "$SECS" $serial $loads
+        measure placed "$round" --dir "$WORK/placed" --secs "$SECS" $placed $loads
+        [ $((round % 2)) = 0 ] || measure serial "$round" --dir "$WORK/serial" --secs "$SECS" $serial $loads
+    done
+}
+
+# Figure 11: one file over the disks of one, two and four servers.
+part_stripe() {
+    local round count load number disks=()
+    for number in 0 1 2 3; do
+        make_disk "target$number" "$STRIPE_RATE_MIB"
+        mkdir "$WORK/target$number/"{1,2,4}
+    done
+    for count in 1 2 4; do
+        disks=()
+        for ((number = 0; number < count; number++)); do disks+=("$WORK/target$number/$count"); done
+        # A single directory would be taken for a shared one.
+        [ "$count" != 1 ] || disks+=("")
+        serve_projection "stripe$count" stripe "$count" "${disks[@]}"
+        mount_target "$TARGET" "mount$count"
+        "$BENCH" fill --dir "$WORK/mount$count" --jobs 1 --file-mib "$DISK_FILE_MIB"
+    done
+    for ((round = 0; round < ROUNDS; round++)); do
+        for load in $(loads "$STRIPE_SIZES"); do
+            for count in 1 2 4; do
+                measure "stripe$count" "$round" --dir "$WORK/mount$count" "$load"
+            done
+        done
+    done
+}
