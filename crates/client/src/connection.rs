@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dray_core::{FsInfo, NodeId, Stack};
 use dray_fabric::Address;
-use dray_layers::placement::{Definition, Placement, parse_definitions, placed_stack};
+use dray_layers::placement::{Definition, Layout, Placement, parse_definitions, placed_stack};
 use dray_rpc::client::{ClientSession, ConnectError, RemoteFs};
 
 use crate::connector::{
@@ -22,7 +22,7 @@ const BEGIN_PATIENCE: Duration = Duration::from_millis(100);
 /// The sessions that a client has, and what they are for. Cheap to clone.
 #[derive(Clone)]
 pub struct ClientConnection {
-    /// In the order of the definition; one without a projection.
+    /// In the order of the definition; one without a projection, and where a client uses one server.
     sessions: Vec<Arc<ClientSession>>,
     projection: Option<Arc<ClientProjection>>,
 }
@@ -47,13 +47,18 @@ impl ClientProjection {
         Ok(Arc::new(ClientProjection { definition, placement }))
     }
 
-    /// The export of each server, in the order of the definition.
-    fn targets(&self) -> Result<Vec<Target>, ConnectError> {
-        let target = |server: &String| {
+    /// The export of each server that the client `node` uses, with its position in the definition.
+    fn targets(&self, node: NodeId) -> Result<Vec<(usize, Target)>, ConnectError> {
+        let target = |(index, server): (usize, &String)| {
             let address: Address = server.parse().map_err(ConnectError::Protocol)?;
-            Ok(Target::at(address, self.definition.name.clone()))
+            Ok((index, Target::at(address, self.definition.name.clone())))
         };
-        self.definition.servers.iter().map(target).collect()
+        let only = match self.definition.layout {
+            Layout::LoadBalance => Some(usize::from(self.placement.of_client(node).0)),
+            Layout::Cluster | Layout::ClusterStripe | Layout::File | Layout::Stripe => None,
+        };
+        let all = self.definition.servers.iter().enumerate();
+        all.filter(|(index, _)| only.is_none_or(|only| only == *index)).map(target).collect()
     }
 
     fn options(&self, options: &ConnectOptions) -> ConnectOptions {
@@ -131,7 +136,7 @@ impl ClientConnection {
         &self.sessions[0]
     }
 
-    /// Every session, in the order of the definition.
+    /// Every session, in the order of the definition. Under `loadbalance` it is one.
     pub fn sessions(&self) -> &[Arc<ClientSession>] {
         &self.sessions
     }
@@ -160,6 +165,9 @@ impl ClientConnection {
     pub fn stack(&self) -> Stack {
         match &self.projection {
             None => RemoteFs::stack(self.session().clone()),
+            Some(projection) if projection.definition.layout == Layout::LoadBalance => {
+                RemoteFs::stack(self.session().clone())
+            }
             Some(projection) => {
                 let stacks = self.sessions.iter().cloned().map(RemoteFs::stack).collect();
                 placed_stack(projection.placement.clone(), stacks)
@@ -183,10 +191,10 @@ impl ClientProjection {
         options: &ConnectOptions,
         memory: &ClientMemory,
     ) -> Result<ClientConnection, ConnectError> {
-        let (options, targets) = (self.options(options), self.targets()?);
         let node = memory.session(0).map_err(no_memory)?.node();
-        let tries = targets.iter().enumerate().map(|(index, target)| {
-            let (options, memory) = (&options, memory.session_of(index, node));
+        let (options, targets) = (self.options(options), self.targets(node)?);
+        let tries = targets.iter().map(|(index, target)| {
+            let (options, memory) = (&options, memory.session_of(*index, node));
             Box::pin(async move {
                 let memory = memory.map_err(no_memory)?;
                 let tried = connect_session(target, options, memory);
@@ -208,10 +216,10 @@ impl ClientProjection {
         memory: &ClientMemory,
         (patience, replaceable): (Duration, bool),
     ) -> Result<Option<ClientConnection>, ConnectError> {
-        let (options, targets) = (self.options(options), self.targets()?);
         let node = memory.session(0).map_err(no_memory)?.node();
-        let tries = targets.iter().enumerate().map(|(index, target)| {
-            let (options, memory) = (&options, memory.session_of(index, node));
+        let (options, targets) = (self.options(options), self.targets(node)?);
+        let tries = targets.iter().map(|(index, target)| {
+            let (options, memory) = (&options, memory.session_of(*index, node));
             Box::pin(async move {
                 let memory = memory.map_err(no_memory)?;
                 take_over_session(target, options, memory, patience, replaceable).await.transpose()
@@ -243,31 +251,25 @@ impl ClientProjection {
         (memory, node): (&ClientMemory, NodeId),
         reached: Vec<Reached>,
     ) -> Result<ClientConnection, ConnectError> {
-        let targets = self.targets()?;
+        let targets = self.targets(node)?;
         let mut sessions = Vec::with_capacity(reached.len());
-        for (target, one) in targets.iter().zip(reached) {
+        for ((_, target), one) in targets.iter().zip(reached) {
             sessions.push(one.map_err(|error| self.explained(target, error))?);
         }
         let info = sessions.iter().flatten().next().map(|session| session.info().clone());
         let info = info.ok_or_else(|| ConnectError::Unreachable {
-            target: self.definition.servers.join(", "),
+            target: joined(targets.iter().map(|(_, target)| target)),
             error: std::io::Error::from_raw_os_error(libc::EHOSTUNREACH),
         })?;
-        for (index, session) in sessions.iter_mut().enumerate() {
+        for ((index, target), session) in targets.iter().zip(&mut sessions) {
             match session {
-                Some(session) => must_be_same(&targets[index], &info, session.info())?,
+                Some(session) => must_be_same(target, &info, session.info())?,
                 None => {
-                    let memory = memory.session_of(index, node).map_err(no_memory)?;
-                    let begun = begin_session(
-                        &targets[index],
-                        options,
-                        memory,
-                        info.clone(),
-                        BEGIN_PATIENCE,
-                    );
-                    log::warn!("{} is away: calls wait for it", targets[index]);
-                    let begun = begun.await;
-                    *session = Some(begun.map_err(|error| self.explained(&targets[index], error))?);
+                    let memory = memory.session_of(*index, node).map_err(no_memory)?;
+                    log::warn!("{target} is away: calls wait for it");
+                    let begun =
+                        begin_session(target, options, memory, info.clone(), BEGIN_PATIENCE).await;
+                    *session = Some(begun.map_err(|error| self.explained(target, error))?);
                 }
             }
         }
@@ -286,6 +288,10 @@ fn must_be_same(target: &Target, first: &FsInfo, info: &FsInfo) -> Result<(), Co
          there it is {}): is the shared file system mounted at both?",
         info.root, first.root
     )))
+}
+
+fn joined<'a>(targets: impl Iterator<Item = &'a Target>) -> String {
+    targets.map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 fn no_memory(error: std::io::Error) -> ConnectError {

@@ -128,6 +128,10 @@ pub struct Context {
     pub steps: Option<Arc<StepGuards>>,
 }
 
+/// Requests have smaller numbers than this bit. The bits from it on tell the parts of a request apart; the
+/// last one is that of numbers that a client gives by itself.
+const PART_SHIFT: u32 = 50;
+
 /// What the steps of one request keep until its last step has ended, such as replay slots. A client
 /// process that follows one that died in between finds them taken, so that no step is made twice.
 #[derive(Default)]
@@ -158,6 +162,20 @@ impl Context {
             counted: Counted::Whole,
             steps: None,
         }
+    }
+
+    /// The same for one of the calls that one request makes at the same time, with its number from 0 on.
+    /// A client process that follows one that died in between knows each of them again.
+    pub fn part(&self, number: usize) -> Context {
+        let Origin { node, request: RequestId(request) } = self.origin;
+        let part = if request == 0 { 0 } else { (number as u64) << PART_SHIFT };
+        Context { origin: Origin { node, request: RequestId(request | part) }, ..self.clone() }
+    }
+
+    /// The same for a call that is not known again by its request.
+    pub fn without_request(&self) -> Context {
+        let origin = Origin { request: RequestId(0), ..self.origin };
+        Context { origin, ..self.clone() }
     }
 
     /// The same for the steps of one request. Their guards go with the last context that has them. No step

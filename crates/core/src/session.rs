@@ -34,6 +34,11 @@ pub trait SessionControl: Send + Sync + 'static {
     /// that has lost its state is notified that this client has reopened its files.
     fn attached(&self);
 
+    /// A process before this one may have opened files for itself, by numbers that no front end knows, such
+    /// as a striped file at the servers of its blocks. The server closes them. To be said once everything
+    /// has been attached.
+    fn release_inherited(&self);
+
     /// The owners of fcntl locks that a process before this one left, and their files. None if there
     /// may be more of them: then each close of a file that had locks must be passed on.
     fn lock_owners(&self) -> Option<Vec<(FileId, LockOwner)>>;
@@ -88,6 +93,8 @@ impl SessionControl for NoSession {
     }
 
     fn attached(&self) {}
+
+    fn release_inherited(&self) {}
 
     fn lock_owners(&self) -> Option<Vec<(FileId, LockOwner)>> {
         None

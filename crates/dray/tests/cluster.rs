@@ -11,6 +11,10 @@ use common::load::{Kept, check_load, load, lock};
 use common::{Rig, on_transports, wait_for};
 use serde_json::Value;
 
+const CLUSTER: &str = "layout = 'cluster'";
+/// Requests of more than 64 KiB go to several servers.
+const STRIPED: &str = "layout = 'cluster-stripe'\nstripe = '64K'";
+
 /// Three servers of one projection, and the rig that mounts.
 struct Cluster {
     servers: Vec<Rig>,
@@ -24,7 +28,7 @@ impl Cluster {
         cluster
     }
 
-    /// Writes the definition that servers find when they start.
+    /// Writes the definition that servers find when they start. `more`: its layout, and options.
     fn define(&self, more: &str) {
         let names: Vec<String> = self
             .servers
@@ -34,7 +38,7 @@ impl Cluster {
         let path = self.servers[0].path("export");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
         let text = format!(
-            "[projection.scratch]\nlayout = 'cluster'\nservers = [{}]\npath = '{}'\n{more}\n\
+            "[projection.scratch]\nservers = [{}]\npath = '{}'\n{more}\n\
              export = {{ squash = 'none' }}\n",
             names.join(", "),
             path.display()
@@ -62,12 +66,54 @@ impl Cluster {
     }
 }
 
+/// A request is split at the ends of blocks, and whatever mount reads finds what one server would have.
+// proves: P150
+#[test]
+fn two_mounts_of_a_striped_cluster_agree() {
+    on_transports(|transport| {
+        let mut cluster = Cluster::new(STRIPED);
+        let (one, two) = (cluster.mount(0, "one", transport), cluster.mount(1, "two", transport));
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o400);
+        let file = options.open(one.join("f")).unwrap();
+        let wanted: Vec<u8> = (0..900_001).map(pattern).collect();
+        file.write_all_at(&wanted, 50_000).unwrap();
+        let found = fs::read(two.join("f")).unwrap();
+        assert!(found[..50_000].iter().all(|byte| *byte == 0) && found[50_000..] == wanted);
+        assert_eq!(found, fs::read(cluster.servers[0].path("export").join("f")).unwrap());
+        // Deleted before any block of it was used through this descriptor.
+        let kept = fs::File::open(two.join("f")).unwrap();
+        fs::remove_file(one.join("f")).unwrap();
+        let mut found = vec![0; wanted.len()];
+        kept.read_exact_at(&mut found, 50_000).unwrap();
+        assert!(found == wanted);
+        file.write_all_at(&wanted[1..], 200_000).unwrap();
+        kept.read_exact_at(&mut found[1..], 200_000).unwrap();
+        assert!(found == wanted);
+        // Appends of several mounts and of many blocks lose nothing.
+        let mut options = OpenOptions::new();
+        options.create(true).append(true);
+        let [first, second] = [&one, &two].map(|at| options.open(at.join("log")).unwrap());
+        for number in 0..20_u8 {
+            for mut log in [&first, &second] {
+                std::io::Write::write_all(&mut log, &vec![number; 100_000]).unwrap();
+            }
+        }
+        let log = fs::read(two.join("log")).unwrap();
+        assert!(log.chunks(200_000).zip(0..).all(|(both, number)| both == vec![number; 200_000]));
+        let status = cluster.status(0, &one);
+        for server in status["projection"]["servers"].as_array().unwrap() {
+            assert!(server["calls_percent"].as_f64().unwrap() > 5.0, "{server}");
+        }
+    });
+}
+
 /// A file that a client may only read is made and written by another one, whatever server has it.
 // proves: P2, P139
 #[test]
 fn two_mounts_of_a_cluster_agree() {
     on_transports(|transport| {
-        let mut cluster = Cluster::new("");
+        let mut cluster = Cluster::new(CLUSTER);
         let (one, two) = (cluster.mount(0, "one", transport), cluster.mount(1, "two", transport));
         for number in 0..30_u32 {
             let name = format!("f{number}");
@@ -116,11 +162,31 @@ fn two_mounts_of_a_cluster_agree() {
 // proves: P141
 #[test]
 fn killed_servers_and_daemons_of_a_cluster_lose_nothing() {
-    on_transports(|transport| {
-        let mut cluster = Cluster::new("");
+    on_transports(|transport| killed_under_load(transport, CLUSTER));
+}
+
+// proves: P141
+#[test]
+fn killed_servers_and_daemons_of_a_striped_cluster_lose_nothing() {
+    on_transports(|transport| killed_under_load(transport, STRIPED));
+}
+
+fn killed_under_load(transport: &str, layout: &str) {
+    {
+        let mut cluster = Cluster::new(layout);
         let (at, other) = (cluster.mount(0, "at", transport), cluster.mount(2, "other", transport));
         let kept = Kept::new(&at);
-        let load = load(&at);
+        let mut load = load(&at);
+        let pattern = at.join("pattern");
+        load.add(rewrite(
+            OpenOptions::new()
+                .create(true)
+                .read(true)
+                .write(true)
+                .truncate(true)
+                .open(&pattern)
+                .unwrap(),
+        ));
         for number in 0..3 {
             std::thread::sleep(std::time::Duration::from_millis(300));
             cluster.servers[number].end_server(libc::SIGKILL);
@@ -133,13 +199,70 @@ fn killed_servers_and_daemons_of_a_cluster_lose_nothing() {
         let turns = load.end();
         check_load(&other, &turns);
         kept.check(&at);
+        check_pattern(&fs::read(other.join("pattern")).unwrap());
+    }
+}
+
+/// Writes a pattern of a different length at each turn, and reads some of it back.
+fn rewrite(file: fs::File) -> impl FnMut(u64) -> std::io::Result<()> {
+    move |turn| {
+        let (at, len) = (turn * 37_777 % PATTERN_BYTES, 1 + turn * 98_765 % (700 << 10));
+        let wanted: Vec<u8> = (at..at + len).map(pattern).collect();
+        file.write_all_at(&wanted, at)?;
+        let mut found = vec![0; wanted.len()];
+        file.read_exact_at(&mut found, at)?;
+        match found == wanted {
+            true => Ok(()),
+            false => Err(std::io::Error::other("read something else")),
+        }
+    }
+}
+
+const PATTERN_BYTES: u64 = 3 << 20;
+
+fn pattern(at: u64) -> u8 {
+    (at % 251) as u8 + 1
+}
+
+/// Holes are where nothing has been written so far.
+fn check_pattern(found: &[u8]) {
+    assert!(found.len() > 64 << 10);
+    let wrong = found.iter().zip(0..).find(|(byte, at)| **byte != 0 && **byte != pattern(*at));
+    assert_eq!(wrong, None);
+}
+
+/// Each client uses one server, and nobody changes anything.
+// proves: P151
+#[test]
+fn clients_of_a_balanced_projection_read_at_one_server_each() {
+    on_transports(|transport| {
+        let mut cluster = Cluster::new("layout = 'loadbalance'");
+        fs::write(cluster.servers[0].path("export").join("f"), "text").unwrap();
+        let mut used = std::collections::BTreeSet::new();
+        for number in 0..6 {
+            let at = cluster.mount(number % 3, &format!("m{number}"), transport);
+            assert_eq!(fs::read_to_string(at.join("f")).unwrap(), "text");
+            let status = cluster.status(number % 3, &at);
+            let servers = status["projection"]["servers"].as_array().unwrap();
+            assert_eq!((servers.len(), &servers[0]["calls_percent"]), (1, &Value::from(100.0)));
+            used.insert(servers[0]["address"].as_str().unwrap().to_owned());
+            for refused in [
+                fs::write(at.join("f"), "other"),
+                fs::write(at.join("new"), ""),
+                fs::remove_file(at.join("f")),
+                fs::create_dir(at.join("d")),
+            ] {
+                assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EROFS));
+            }
+        }
+        assert!(used.len() > 1, "six clients at one of three servers: {used:?}");
     });
 }
 
 #[test]
 fn a_mount_begins_while_a_server_is_away_and_goes_on_when_it_comes() {
     on_transports(|transport| {
-        let mut cluster = Cluster::new("");
+        let mut cluster = Cluster::new(CLUSTER);
         cluster.servers[1].end_server(libc::SIGTERM);
         let at = cluster.mount(0, "at", transport);
         let status = cluster.status(0, &at);
@@ -175,10 +298,10 @@ fn a_definition_is_never_half_seen() {
     if common::skipped() {
         return;
     }
-    let mut cluster = Cluster::new("");
+    let mut cluster = Cluster::new(CLUSTER);
     let at = cluster.mount(0, "at", "");
     fs::write(at.join("f"), "x").unwrap();
-    cluster.define("spread_creates = true");
+    cluster.define(&format!("{CLUSTER}\nspread_creates = true"));
     cluster.servers[2].end_server(libc::SIGTERM);
     cluster.serve(2);
     // A new mount finds servers that do not agree.

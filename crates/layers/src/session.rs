@@ -38,6 +38,10 @@ impl<O: Observer> SessionControl for ObservedSession<O> {
         self.inner.attached();
     }
 
+    fn release_inherited(&self) {
+        self.inner.release_inherited();
+    }
+
     fn lock_owners(&self) -> Option<Vec<(FileId, LockOwner)>> {
         self.inner.lock_owners()
     }

@@ -101,6 +101,8 @@ impl SessionControl for OneFileSession {
         (id == self.0.id()).then(|| self.0.clone())
     }
     fn attached(&self) {}
+
+    fn release_inherited(&self) {}
     fn lock_owners(&self) -> Option<Vec<(FileId, LockOwner)>> {
         Some(vec![(self.0.id(), LockOwner::own(3))])
     }

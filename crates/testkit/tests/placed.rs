@@ -14,9 +14,12 @@ use dray_testkit::model::Quirks;
 use site::{agree, generated, placed, posix};
 
 const SERVERS: usize = 3;
-const LAYOUTS: [&str; 4] = [
+const STRIPED: &str = "layout = \"cluster-stripe\"\nstripe = \"4K\"";
+const LAYOUTS: [&str; 6] = [
     "layout = \"cluster\"",
+    STRIPED,
     "layout = \"cluster\"\nspread_creates = true",
+    "layout = \"cluster-stripe\"\nstripe = \"8K\"\nwidth = 2\nspread_creates = true",
     "layout = \"cluster\"\ndata_hash = \"modulo\"\nmeta_hash = \"jenkins\"",
     "layout = \"cluster\"\ndata_hash = \"fnv-1a\"",
 ];

@@ -6,7 +6,7 @@ use std::net::ToSocketAddrs;
 use std::path::Path;
 
 use dray_fabric::Address;
-use dray_layers::placement::Definition;
+use dray_layers::placement::{Definition, Layout};
 use serde_json::{Value, json};
 
 use crate::args::{ProjectionCommand, ProjectionFile};
@@ -117,6 +117,9 @@ fn text(definition: &Definition) -> String {
             stripe_bytes >> 10,
             if definition.atomic { ", which `atomic` puts at one" } else { "" }
         ),
+        false if *layout == Layout::LoadBalance => {
+            return text + "  read only, and each client uses one server\n";
+        }
         false => "  a file: at one server\n".to_owned(),
     };
     text += match definition.spread_creates {

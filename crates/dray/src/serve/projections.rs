@@ -112,16 +112,21 @@ impl ServerNames<'_> {
 
 fn export_of(definition: &Definition, position: usize) -> Result<ExportPlan, String> {
     match definition.layout {
-        Layout::Cluster => {}
-        layout @ (Layout::ClusterStripe | Layout::LoadBalance | Layout::File | Layout::Stripe) => {
+        Layout::Cluster | Layout::ClusterStripe | Layout::LoadBalance => {}
+        layout @ (Layout::File | Layout::Stripe) => {
             return Err(format!(
-                "this version has no layout `{layout}` yet: use cluster, over a file system that the \
-                 servers share"
+                "this version has no layout `{layout}` yet: use cluster or cluster-stripe, over a file \
+                 system that the servers share"
             ));
         }
     }
     let (name, dir) = (&definition.name, PathBuf::from(&definition.path));
-    let mut plan = config::projected_export(name, &dir, &definition.export)?;
+    let mut options = definition.export.clone();
+    if definition.layout == Layout::LoadBalance {
+        // Each client sees what its own server has, and nothing keeps the servers' copies equal.
+        options.insert("read_only".into(), true.into());
+    }
+    let mut plan = config::projected_export(name, &dir, &options)?;
     let projection = ServedProjection { definition: definition.clone(), position };
     let bytes = projection.for_clients().text.len();
     if bytes > ExportDefinition::TEXT_MAX_BYTES {
@@ -204,7 +209,11 @@ mod tests {
     fn what_cannot_be_served_is_refused_in_words() {
         let replaced =
             |from: &str, to: &str| exports(&THREE.replace(from, to), Some("tcp://io1"), &[]);
-        for layout in ["file", "stripe", "cluster-stripe", "loadbalance"] {
+        for (layout, read_only) in [("cluster-stripe", false), ("loadbalance", true)] {
+            let plan = replaced("'cluster'", &format!("'{layout}'")).unwrap().remove(0);
+            assert_eq!(plan.read_only, read_only, "{layout}");
+        }
+        for layout in ["file", "stripe"] {
             let said = replaced("'cluster'", &format!("'{layout}'")).unwrap_err();
             assert!(said.contains(&format!("no layout `{layout}` yet")), "{said}");
         }

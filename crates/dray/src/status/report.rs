@@ -228,7 +228,7 @@ impl MountReport {
                 "name": projection.definition.name,
                 "layout": projection.definition.layout.to_string(),
                 "definition": format!("{:016x}", projection.definition.fingerprint()),
-                "servers": sessions.chunks(1).map(server).collect::<Vec<_>>(),
+                "servers": with_shares(sessions.chunks(1).map(server).collect()),
             })),
             "process": { "copied_bytes": dray_core::copied_bytes() },
             "unsynced": unsynced(&UnsyncedStatus::sum(sessions.iter().map(|one| &one.unsynced))),
@@ -238,6 +238,16 @@ impl MountReport {
             "operations": operations,
         })
     }
+}
+
+/// How evenly load lies: each server of a projection with its part of all calls, per cent.
+fn with_shares(mut servers: Vec<Value>) -> Vec<Value> {
+    let calls = |server: &Value| server["calls"].as_f64().unwrap_or(0.0);
+    let all = servers.iter().map(calls).sum::<f64>().max(1.0);
+    for server in &mut servers {
+        server["calls_percent"] = json!((calls(server) * 1000.0 / all).round() / 10.0);
+    }
+    servers
 }
 
 /// What is said of the sessions of a mount: of one, or of all servers of a projection together.

@@ -214,14 +214,16 @@ fn session(server: &Value, out: &mut String) {
         (true, _, _) => "connected",
         (false, _, _) => "AWAY, trying again",
     };
+    let share = server["calls_percent"].as_f64();
     line(
         out,
         &format!(
-            "  server {}: {state}, session {}, {} connections, {} calls, {} in flight",
+            "  server {}: {state}, session {}, {} connections, {} calls{}, {} in flight",
             text(&server["address"]),
             text(&server["session"]),
             server["connections"],
             server["calls"],
+            share.map_or(String::new(), |share| format!(" ({share} % of all)")),
             server["calls_in_flight"],
         ),
     );

@@ -156,6 +156,7 @@ impl Handles {
             }
         }
         session.attached();
+        session.release_inherited();
     }
 
     /// A handle for a file just opened with `flags` by `request`, which has the kernel drop

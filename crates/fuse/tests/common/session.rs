@@ -26,6 +26,8 @@ impl SessionControl for NotifyingSession {
         None
     }
     fn attached(&self) {}
+
+    fn release_inherited(&self) {}
     fn lock_owners(&self) -> Option<Vec<(FileId, LockOwner)>> {
         None
     }

@@ -10,6 +10,7 @@ use dray_core::{
 
 use super::fs::PlacedServers;
 use super::mapping::ServerIndex;
+use super::striped::StripedFile;
 
 /// Files of a listing whose attributes are asked for at once.
 const ASKED_AT_ONCE: usize = 64;
@@ -23,6 +24,8 @@ pub(super) struct PlacedFile {
     at: ServerIndex,
     how: OpenHow,
     inner: Arc<dyn OpenFile>,
+    /// Of a file whose blocks are at several servers.
+    striped: Option<Box<StripedFile>>,
 }
 
 impl PlacedFile {
@@ -32,7 +35,22 @@ impl PlacedFile {
         (at, how): (ServerIndex, OpenHow),
         inner: Arc<dyn OpenFile>,
     ) -> Arc<dyn OpenFile> {
-        Arc::new(PlacedFile { shared: shared.clone(), at, how, inner })
+        // A file without a name, and one that is used where it was made, is at one server.
+        let splits = shared.placement.splits()
+            && !how.directory()
+            && shared.placement.home(inner.id()) == at;
+        let striped = splits.then(|| Box::new(StripedFile::new(shared, (at, how), inner.clone())));
+        Arc::new(PlacedFile { shared: shared.clone(), at, how, inner, striped })
+    }
+
+    /// Makes a call at every server where the file is open, at all at once. Errors: the first.
+    async fn at_all<'a>(
+        &'a self,
+        striped: &'a StripedFile,
+        call: impl Fn(&'a dyn OpenFile) -> Fut<'a, Result<()>>,
+    ) -> Result<()> {
+        let calls = striped.opened().map(|file| call(&**file)).collect();
+        dray_rt::join_all(calls).await.into_iter().collect()
     }
 
     /// Replaces attributes that are not from a file's home.
@@ -88,11 +106,17 @@ impl OpenFile for PlacedFile {
     }
 
     fn read<'a>(&'a self, cx: &'a Context, at: u64, into: BufMut) -> Fut<'a, Io<BufMut>> {
-        self.inner.read(cx, at, into)
+        match &self.striped {
+            Some(striped) => Box::pin(striped.read(cx, at, into)),
+            None => self.inner.read(cx, at, into),
+        }
     }
 
     fn write<'a>(&'a self, cx: &'a Context, how: Write, from: Buf) -> Fut<'a, Result<usize>> {
-        self.inner.write(cx, how, from)
+        match &self.striped {
+            Some(striped) => Box::pin(striped.write(cx, how, from)),
+            None => self.inner.write(cx, how, from),
+        }
     }
 
     /// Attributes of files with another home are asked for there, many at once: the directory's server
@@ -122,11 +146,17 @@ impl OpenFile for PlacedFile {
     }
 
     fn flush<'a>(&'a self, cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>> {
-        self.inner.flush(cx, owner)
+        match &self.striped {
+            Some(striped) => Box::pin(self.at_all(striped, move |file| file.flush(cx, owner))),
+            None => self.inner.flush(cx, owner),
+        }
     }
 
     fn sync<'a>(&'a self, cx: &'a Context, data_only: bool) -> Fut<'a, Result<()>> {
-        self.inner.sync(cx, data_only)
+        match &self.striped {
+            Some(striped) => Box::pin(self.at_all(striped, move |file| file.sync(cx, data_only))),
+            None => self.inner.sync(cx, data_only),
+        }
     }
 
     fn allocate<'a>(&'a self, cx: &'a Context, what: Allocate) -> Fut<'a, Result<()>> {
@@ -179,6 +209,9 @@ impl OpenFile for PlacedFile {
     }
 
     fn close<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {
-        self.inner.close(cx)
+        match &self.striped {
+            Some(striped) => Box::pin(self.at_all(striped, move |file| file.close(cx))),
+            None => self.inner.close(cx),
+        }
     }
 }

@@ -80,6 +80,18 @@ impl Placement {
         self.ranked(self.data_hash, key_of(self.data_hash, id.ino), place)
     }
 
+    /// The server of the block that has the byte at `at`.
+    pub(super) fn block_at(&self, id: FileId, at: u64) -> ServerIndex {
+        self.block(id, at / self.stripe_bytes)
+    }
+
+    /// Whether `len_bytes` at `at` of a file are in several blocks of a file whose blocks are at several
+    /// servers.
+    pub(super) fn is_split(&self, at: u64, len_bytes: u64) -> bool {
+        let last = at.saturating_add(len_bytes.saturating_sub(1));
+        self.splits() && at / self.stripe_bytes != last / self.stripe_bytes
+    }
+
     /// The parts of `len_bytes` at `at` of a file, each at one server, in their order.
     pub fn pieces(
         &self,
@@ -102,7 +114,7 @@ impl Placement {
     }
 
     /// Whether blocks of one file are at several servers.
-    fn splits(&self) -> bool {
+    pub(super) fn splits(&self) -> bool {
         self.layout.is_striped() && !self.atomic && self.width > 1
     }
 

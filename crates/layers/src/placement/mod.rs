@@ -12,6 +12,7 @@ mod hash;
 mod mapping;
 mod parse;
 mod session;
+mod striped;
 
 pub use definition::{Definition, HashKind, Layout};
 pub use fs::PlacedFs;

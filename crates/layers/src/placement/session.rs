@@ -58,6 +58,10 @@ impl SessionControl for PlacedSession {
         self.sessions.iter().for_each(|session| session.attached());
     }
 
+    fn release_inherited(&self) {
+        self.sessions.iter().for_each(|session| session.release_inherited());
+    }
+
     fn lock_owners(&self) -> Option<Vec<(FileId, LockOwner)>> {
         let owners: Option<Vec<_>> =
             self.sessions.iter().map(|session| session.lock_owners()).collect();
@@ -65,7 +69,7 @@ impl SessionControl for PlacedSession {
     }
 
     fn owes_error(&self, id: FileId) -> bool {
-        self.home(id).owes_error(id)
+        self.sessions.iter().any(|session| session.owes_error(id))
     }
 
     fn mapped(&self, id: FileId) {

@@ -37,6 +37,10 @@ impl SessionControl for RemoteFs {
         self.session.link.files.complete();
     }
 
+    fn release_inherited(&self) {
+        self.session.release_inherited();
+    }
+
     fn lock_owners(&self) -> Option<Vec<(FileId, LockOwner)>> {
         self.session.link.held.owners()
     }

@@ -269,6 +269,9 @@ impl Link {
     /// [`ClientSession::release_inherited`]: crate::client::session::ClientSession::release_inherited
     pub(crate) fn release_inherited(&self, channel: &Channel) {
         let range = OWN_NUMBER..self.first_handle;
+        if range.is_empty() {
+            return; // no process was before this one
+        }
         for handle in self.files.forget_within(&range) {
             self.held.closed(handle);
         }

@@ -1,0 +1,224 @@
+//! The content of an open file whose blocks are at several servers that share one file system.
+//!
+//! A request is split at the ends of blocks, and its parts leave together. Each part is as atomic as a
+//! request to one server; the whole request is not. Attributes, locks, appends and changes of the size are
+//! at the home and are not split.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use dray_core::{Buf, BufMut, Context, Errno, FileId, Fut, Io, OpenFile, OpenHow, Result, Write};
+use dray_rt::join_all;
+use dray_rt::sync::Semaphore;
+
+use super::fs::PlacedServers;
+use super::mapping::ServerIndex;
+
+/// Times that a part of a read is asked for once more because the file has grown meanwhile.
+const SHORT_READS_MAX: usize = 3;
+
+/// An open file at the servers of its blocks. Each further server is opened when its first block is used.
+pub(super) struct StripedFile {
+    shared: Arc<PlacedServers>,
+    id: FileId,
+    how: OpenHow,
+    /// Open at the file's home.
+    home: (ServerIndex, Arc<dyn OpenFile>),
+    /// At each server but the home, in the order of the definition.
+    further: Box<[OnceLock<Arc<dyn OpenFile>>]>,
+    /// One opening at a time, so that no server is opened twice.
+    opening: Semaphore,
+    /// A further server could not open the file. All servers share the file system, so that the home can
+    /// serve every block: it does so from then on.
+    at_home_alone: AtomicBool,
+}
+
+/// A part of a request, within one block.
+type Part = (ServerIndex, Range<u64>);
+
+impl StripedFile {
+    /// `inner` is open at `home`.
+    pub(super) fn new(
+        shared: &Arc<PlacedServers>,
+        (home, how): (ServerIndex, OpenHow),
+        inner: Arc<dyn OpenFile>,
+    ) -> StripedFile {
+        StripedFile {
+            shared: shared.clone(),
+            id: inner.id(),
+            // Rights were checked at the home. The owner may have taken them away since.
+            how: OpenHow { with_attr: false, ..how.of_created() },
+            home: (home, inner),
+            further: (0..shared.placement.servers_count()).map(|_| OnceLock::new()).collect(),
+            opening: Semaphore::new(1),
+            at_home_alone: AtomicBool::new(false),
+        }
+    }
+
+    /// The parts of a request; none if it lies within one block.
+    fn parts(&self, at: u64, len_bytes: usize) -> Option<Vec<Part>> {
+        let placement = &self.shared.placement;
+        let split = placement.is_split(at, len_bytes as u64);
+        split.then(|| placement.pieces(self.id, at, len_bytes as u64).collect())
+    }
+
+    /// Every server where the file is open, the home first.
+    pub(super) fn opened(&self) -> impl Iterator<Item = &Arc<dyn OpenFile>> {
+        std::iter::once(&self.home.1).chain(self.further.iter().filter_map(OnceLock::get))
+    }
+
+    /// The file at the server of a block.
+    async fn at(&self, cx: &Context, server: ServerIndex) -> &dyn OpenFile {
+        if server == self.home.0 || self.at_home_alone.load(Ordering::Relaxed) {
+            return &*self.home.1;
+        }
+        let place = &self.further[usize::from(server.0)];
+        match place.get() {
+            Some(file) => &**file,
+            None => self.open_at(cx, server, place).await,
+        }
+    }
+
+    async fn open_at<'a>(
+        &'a self,
+        cx: &Context,
+        server: ServerIndex,
+        place: &'a OnceLock<Arc<dyn OpenFile>>,
+    ) -> &'a dyn OpenFile {
+        let _only_one = self.opening.acquire().await; // never closed
+        if let Some(file) = place.get() {
+            return &**file;
+        }
+        let opened = self.shared.at(server).open(&cx.without_request(), self.id, self.how).await;
+        match opened {
+            Ok(file) => &**place.get_or_init(|| file),
+            Err(_) => {
+                self.at_home_alone.store(true, Ordering::Relaxed);
+                &*self.home.1
+            }
+        }
+    }
+
+    /// Whether the home has to make a call that another server has just refused, because that server has the
+    /// file no longer.
+    fn goes_home(&self, server: ServerIndex, errno: Errno) -> bool {
+        let lost = matches!(errno, Errno::ESTALE | Errno::EBADF) && server != self.home.0;
+        lost && !self.at_home_alone.swap(true, Ordering::Relaxed)
+    }
+
+    async fn read_part(
+        &self,
+        cx: &Context,
+        (server, at): (ServerIndex, u64),
+        into: BufMut,
+    ) -> Io<BufMut> {
+        match self.at(cx, server).await.read(cx, at, into).await {
+            Err((error, into)) if self.goes_home(server, error.errno()) => {
+                self.home.1.read(cx, at, into).await
+            }
+            outcome => outcome,
+        }
+    }
+
+    pub(super) async fn read(&self, cx: &Context, at: u64, mut into: BufMut) -> Io<BufMut> {
+        let Some(parts) = self.parts(at, into.room()) else {
+            let server = self.shared.placement.block_at(self.id, at);
+            return self.read_part(cx, (server, at), into).await;
+        };
+        let mut before = into.split_off(into.len()); // what is in there stays
+        let mut rooms = Vec::with_capacity(parts.len());
+        for (_, range) in parts[1..].iter().rev() {
+            rooms.push(before.split_off((range.start - at) as usize));
+        }
+        rooms.push(before);
+        rooms.reverse();
+        let contexts: Vec<Context> = (0..parts.len()).map(|number| cx.part(number)).collect();
+        let calls = parts.iter().zip(rooms).zip(&contexts).map(|(((server, range), room), cx)| {
+            Box::pin(self.read_part(cx, (*server, range.start), room)) as Fut<'_, Io<BufMut>>
+        });
+        let (mut rooms, mut failure) = (Vec::with_capacity(parts.len()), None);
+        for outcome in join_all(calls.collect()).await {
+            rooms.push(outcome.unwrap_or_else(|(error, room)| {
+                failure = failure.take().or(Some(error));
+                room
+            }));
+        }
+        if failure.is_none() {
+            failure = self.fill_gaps(cx, &parts, &mut rooms).await.err();
+        }
+        rooms.into_iter().for_each(|room| into.rejoin(room));
+        match failure {
+            Some(error) => Err((error, into)),
+            None => Ok(into),
+        }
+    }
+
+    /// A part that ended at the end of the file, before the file grew and the next part was read.
+    async fn fill_gaps(&self, cx: &Context, parts: &[Part], rooms: &mut [BufMut]) -> Result<()> {
+        for (number, (server, range)) in parts.iter().enumerate() {
+            for _ in 0..SHORT_READS_MAX {
+                let later = rooms[number + 1..].iter().any(|room| !room.is_empty());
+                let room = &mut rooms[number];
+                if room.room() == 0 || !later {
+                    break;
+                }
+                let at = range.start + room.len() as u64;
+                let rest = room.split_off(room.len());
+                match self.read_part(cx, (*server, at), rest).await {
+                    Ok(rest) => room.rejoin(rest),
+                    Err((error, rest)) => {
+                        room.rejoin(rest);
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn write_part(
+        &self,
+        cx: &Context,
+        (server, how): (ServerIndex, Write),
+        from: Buf,
+    ) -> Result<usize> {
+        let file = self.at(cx, server).await;
+        match file.write(cx, how, from.clone()).await {
+            Err(error) if self.goes_home(server, error.errno()) => {
+                self.home.1.write(cx, how, from).await
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Answers what was written without a gap. Errors: that of the first part, if nothing was.
+    pub(super) async fn write(&self, cx: &Context, how: Write, from: Buf) -> Result<usize> {
+        if how.append {
+            return self.home.1.write(cx, how, from).await; // the home knows where the end is
+        }
+        let Some(parts) = self.parts(how.at, from.len()) else {
+            let server = self.shared.placement.block_at(self.id, how.at);
+            return self.write_part(cx, (server, how), from).await;
+        };
+        let contexts: Vec<Context> = (0..parts.len()).map(|number| cx.part(number)).collect();
+        let calls = parts.iter().zip(&contexts).map(|((server, range), cx)| {
+            let bytes = (range.start - how.at) as usize..(range.end - how.at) as usize;
+            let how = Write { at: range.start, ..how };
+            Box::pin(self.write_part(cx, (*server, how), from.slice(bytes)))
+                as Fut<'_, Result<usize>>
+        });
+        let mut written = 0;
+        for (outcome, (_, range)) in join_all(calls.collect()).await.into_iter().zip(&parts) {
+            let part = match outcome {
+                Err(error) if written == 0 => return Err(error),
+                outcome => outcome.unwrap_or(0),
+            };
+            written += part;
+            if part as u64 != range.end - range.start {
+                break;
+            }
+        }
+        Ok(written)
+    }
+}
