@@ -9,7 +9,7 @@ use dray_core::{Buf, FileId, FileSystem, Identity, Op, Pid, RequestId};
 use dray_fabric::BufferPool;
 use dray_fabric::sim::Network;
 use dray_fuzz::{Cutter, Ignore, Raw, hello, memory, simulated};
-use dray_rpc::server::{Export, Loss, MemoryJournal, Server, ServerOptions};
+use dray_rpc::server::{Export, StateLoss, MemoryJournal, Server, ServerOptions};
 use dray_rpc::wire::{CallHead, Kind, NO_SLOT, Proof, Wire};
 use libfuzzer_sys::fuzz_target;
 
@@ -28,7 +28,7 @@ async fn serve(bytes: Vec<u8>) {
     let export = Export::new("data", Arc::new(fs), Vec::new());
     let server = Server::new(options, vec![export], Arc::new(MemoryJournal::default()));
     // After a loss of power there are more messages that mean something.
-    server.restore(if input.byte() % 4 == 0 { Loss::SessionsToo } else { Loss::Nothing }).await;
+    server.restore(if input.byte() % 4 == 0 { StateLoss::SessionsToo } else { StateLoss::Nothing }).await;
     let mut incoming = network.listen("server");
     let serving = server.clone();
     dray_rt::spawn(async move {

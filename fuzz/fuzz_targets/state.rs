@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use dray_core::Op;
 use dray_fuzz::{Cutter, memory, simulated};
-use dray_rpc::server::{Export, FileJournal, Journal, Loss, Server, ServerOptions, SessionRecord};
+use dray_rpc::server::{Export, FileJournal, Journal, StateLoss, Server, ServerOptions, SessionRecord};
 use libfuzzer_sys::fuzz_target;
 
 const SLOTS: u32 = 4;
@@ -73,7 +73,7 @@ fuzz_target!(|bytes: &[u8]| {
     simulated(async move {
         let export = Export::new("data", Arc::new(memory()), Vec::new());
         let server = Server::new(ServerOptions::default(), vec![export], journal);
-        server.restore(if how & 16 == 0 { Loss::Nothing } else { Loss::Unsynced }).await;
+        server.restore(if how & 16 == 0 { StateLoss::Nothing } else { StateLoss::Unsynced }).await;
         let _ = server.status();
         for client in server.status().clients {
             server.evict(client.session).await;

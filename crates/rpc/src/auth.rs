@@ -1,13 +1,14 @@
 //! Mutual proof of a shared key.
 //!
-//! Each end sends HMAC-SHA-256(key, role, everything said so far, wish). The role keeps
-//! one end's proof from being sent back to it as the other's; what was said holds a fresh
-//! nonce of either end and the versions offered, so that neither an old proof nor a hello
-//! changed on its way is of use. It proves who talks at the start of a connection; it does
-//! not encrypt or protect what follows.
+//! Each end sends HMAC-SHA-256(key, role, everything said so far, wish). The role keeps a proof of
+//! one end from being reflected as that of the other. The messages so far hold a fresh nonce of
+//! either end and the versions offered. So neither an old proof nor a hello that was changed on its
+//! way is of use. The proof identifies both ends at the start of a connection. It does not encrypt
+//! or protect what follows.
 //!
-//! That a client may go on with a session is proven in the same way, with the session's
-//! secret as the key: whoever lets a client connect to him learns nothing to do so himself.
+//! A client that resumes a session proves in the same way that it may, with the session's secret as
+//! the key. A false server that accepts the connection learns nothing that lets it resume the
+//! session.
 
 use std::fmt;
 use std::fs::File;
@@ -36,11 +37,11 @@ impl fmt::Debug for Key {
 /// Which end makes a proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Who connects.
+    /// The end that connects.
     Client,
-    /// Who accepts.
+    /// The end that accepts.
     Server,
-    /// Who wants to go on with a session whose secret is the key.
+    /// The end that resumes a session, with the session's secret as the key.
     Session,
 }
 
@@ -104,8 +105,8 @@ impl Key {
         if ![0, unsafe { libc::geteuid() }].contains(&meta.uid()) {
             let owner = meta.uid();
             return Err(format!(
-                "key file {shown} belongs to user {owner}, who can read it: chown it to whoever \
-                 runs dray"
+                "key file {shown} belongs to user {owner}, who can read it: chown it to the user \
+                 that runs dray"
             ));
         }
         let mut bytes = Vec::new();

@@ -45,14 +45,14 @@ fn refusing(op: Op, error: Errno) -> Arc<Faults> {
 }
 
 /// Two clients of a server of a file system in memory with these observers.
-async fn two_clients(observers: Vec<Arc<dyn Observer>>, life: &Scope) -> [RemoteFs; 2] {
+async fn two_clients(observers: Vec<Arc<dyn Observer>>, server_process: &Scope) -> [RemoteFs; 2] {
     let network = Network::new();
     let ObservedExport { fs, admission } = observe_export(Arc::new(memory()), observers);
     let mut export = Export::new("data", fs, Vec::new());
     export.admission = admission;
     let journal = Arc::new(MemoryJournal::default());
     let server = Server::new(ServerOptions::default(), vec![export], journal);
-    serve_simulated(&network, "s", &server, life);
+    serve_simulated(&network, "s", &server, server_process);
     let one = connect(network.connector("s"), client_options()).await.unwrap();
     let other = connect(network.connector("s"), client_options()).await.unwrap();
     [one, other]
@@ -73,10 +73,10 @@ async fn not_delayed<T: Send + 'static>(
 }
 
 #[test]
-fn a_delayed_change_of_a_directory_delays_nobody_else_there() {
+fn a_delayed_change_of_a_directory_delays_no_other_call_there() {
     simulate(1, async {
-        let life = Scope::new();
-        let [one, other] = two_clients(vec![slow(Op::Make)], &life).await;
+        let server_process = Scope::new();
+        let [one, other] = two_clients(vec![slow(Op::Make)], &server_process).await;
         let (cx, root) = (Context::system(), one.info().root);
         let same = one.clone();
         let late = async move {
@@ -99,10 +99,10 @@ fn a_delayed_change_of_a_directory_delays_nobody_else_there() {
 }
 
 #[test]
-fn a_delayed_write_delays_nobody_who_reads_or_writes_the_same_bytes() {
+fn a_delayed_write_delays_no_other_access_to_the_same_bytes() {
     simulate(1, async {
-        let life = Scope::new();
-        let [one, other] = two_clients(vec![slow(Op::Write)], &life).await;
+        let server_process = Scope::new();
+        let [one, other] = two_clients(vec![slow(Op::Write)], &server_process).await;
         let (cx, root) = (Context::system(), one.info().root);
         let (entry, late) = one.create(&cx, root, name("file"), NEW).await.unwrap();
         let file = other.open(&cx, entry.id, OpenHow::READ_WRITE).await.unwrap();
@@ -125,8 +125,8 @@ fn a_delayed_write_delays_nobody_who_reads_or_writes_the_same_bytes() {
 #[test]
 fn a_refused_change_is_not_made_and_the_next_one_is() {
     simulate(1, async {
-        let life = Scope::new();
-        let [one, _] = two_clients(vec![refusing(Op::Make, Errno::ENOSPC)], &life).await;
+        let server_process = Scope::new();
+        let [one, _] = two_clients(vec![refusing(Op::Make, Errno::ENOSPC)], &server_process).await;
         let (cx, root) = (Context::system(), one.info().root);
         let error = one.make(&cx, root, name("a"), DIRECTORY).await.unwrap_err();
         assert_eq!(error.errno(), Errno::ENOSPC);
@@ -139,13 +139,13 @@ fn a_refused_change_is_not_made_and_the_next_one_is() {
 #[test]
 fn a_file_is_closed_though_its_close_is_refused() {
     simulate(1, async {
-        let life = Scope::new();
+        let server_process = Scope::new();
         let seen = Arc::new(Log::default());
         let faults = refusing(Op::Close, Errno::EIO);
-        let [one, _] = two_clients(vec![faults.clone(), seen.clone()], &life).await;
+        let [one, _] = two_clients(vec![faults.clone(), seen.clone()], &server_process).await;
         let (cx, root) = (Context::system(), one.info().root);
         let (entry, file) = one.create(&cx, root, name("a"), NEW).await.unwrap();
-        let _ = file.close(&cx).await; // whether it is told is the client's matter
+        let _ = file.close(&cx).await; // the client decides whether it reports the error
         sleep(Duration::from_secs(1)).await;
         assert_eq!(faults.hits(), 1);
         let seen = seen.0.lock().unwrap();
@@ -155,9 +155,9 @@ fn a_file_is_closed_though_its_close_is_refused() {
     });
 }
 
-/// What an observer was told of one call.
+/// One call as an observer learned of it.
 #[derive(Clone, Debug)]
-struct Told {
+struct CallRecord {
     op: Op,
     id: FileId,
     open: Option<OpenHow>,
@@ -167,7 +167,7 @@ struct Told {
 }
 
 #[derive(Default)]
-struct Log(Mutex<Vec<Told>>);
+struct Log(Mutex<Vec<CallRecord>>);
 
 impl Observer for Log {
     fn admits(&self) -> bool {
@@ -182,7 +182,7 @@ impl Observer for Log {
         if cx.counted == Counted::Nothing {
             return;
         }
-        self.0.lock().unwrap().push(Told {
+        self.0.lock().unwrap().push(CallRecord {
             op: call.op,
             id: call.id,
             open: call.open,
@@ -196,10 +196,10 @@ impl Observer for Log {
 #[test]
 fn observers_learn_the_answers_file_the_open_flags_the_peer_and_the_session() {
     simulate(1, async {
-        let life = Scope::new();
+        let server_process = Scope::new();
         let seen = Arc::new(Log::default());
         let faults = refusing(Op::Link, Errno::EPERM);
-        let clients = two_clients(vec![faults, seen.clone()], &life).await;
+        let clients = two_clients(vec![faults, seen.clone()], &server_process).await;
         let (cx, root) = (Context::system(), clients[0].info().root);
         let (made, file) = clients[0].create(&cx, root, name("a"), NEW).await.unwrap();
         file.close(&cx).await.unwrap();
@@ -220,9 +220,9 @@ fn observers_learn_the_answers_file_the_open_flags_the_peer_and_the_session() {
         let links = of(Op::Link);
         let ends: Vec<_> = links.iter().map(|one| (one.error, one.answer)).collect();
         assert_eq!(ends, [(Some(Errno::EPERM), None), (None, Some(made.id))]);
-        let [one, other] = [&create, &make].map(|told| told.via.unwrap());
+        let [one, other] = [&create, &make].map(|record| record.via.unwrap());
         assert_ne!(one.session, other.session);
-        assert!(links.iter().all(|told| told.via == Some(other)));
+        assert!(links.iter().all(|record| record.via == Some(other)));
         assert!(matches!(one.peer, Peer::Ip(_) | Peer::Local));
     });
 }

@@ -41,20 +41,20 @@ impl Served {
         let pool = BufferPool::new(BUFFERS_BYTES, 0);
         let export = Export::new("data", fs, Vec::new());
         let options = ServerOptions { pool, ..ServerOptions::default() };
-        let (told, tell) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let over = Arc::new(AtomicBool::new(false));
         let (address, ended) = (Address::Unix(socket.clone()), over.clone());
         let thread = std::thread::spawn(move || {
             run(async move {
                 let server = Server::new(options, vec![export], Arc::new(MemoryJournal::default()));
                 serve_sockets(&address, server.clone()).await;
-                told.send(server).unwrap();
+                sender.send(server).unwrap();
                 while !ended.load(Ordering::Relaxed) {
                     dray_rt::sleep(Duration::from_millis(20)).await;
                 }
             });
         });
-        let server = tell.recv_timeout(PATIENCE).unwrap();
+        let server = receiver.recv_timeout(PATIENCE).unwrap();
         Served { socket, server, over, thread: Some(thread), _dir: dir }
     }
 

@@ -13,7 +13,7 @@ use dray_fabric::sim::{Network, Weather};
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::client::{ClientSession, RemoteFs, SessionMemory};
-use dray_rpc::server::{Export, Loss, MemoryJournal, Server, ServerOptions};
+use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions, StateLoss};
 use dray_rt::{Scope, sleep};
 
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: false };
@@ -42,7 +42,7 @@ fn open_files(server: &Server) -> u64 {
 fn a_close_is_no_round_trip() {
     simulate(1, async {
         let network = Network::new();
-        let (server, _life) = serve(&network).await;
+        let (server, _server_process) = serve(&network).await;
         let fs = connect(network.connector("s"), client_options()).await.unwrap();
         let before = round_trips(&fs);
         for round in 0..1000 {
@@ -62,7 +62,7 @@ fn a_close_is_no_round_trip() {
 fn closes_in_a_row_are_answered_now_and_then() {
     simulate(2, async {
         let network = Network::new();
-        let (server, _life) = serve(&network).await;
+        let (server, _server_process) = serve(&network).await;
         let fs = connect(network.connector("s"), client_options()).await.unwrap();
         let mut files = Vec::new();
         for number in 0..1000 {
@@ -86,7 +86,7 @@ fn closes_arrive_over_broken_connections() {
     for seed in 0..60 {
         simulate(seed, async {
             let network = Network::new();
-            let (server, _life) = serve(&network).await;
+            let (server, _server_process) = serve(&network).await;
             let fs = connect(network.connector("s"), client_options()).await.unwrap();
             network.set_weather(Weather {
                 break_one_in: Some(6),
@@ -113,14 +113,14 @@ fn what_is_closed_while_it_is_opened_again_stays_closed() {
         let network = Network::new();
         let (files, journal) = (memory(), MemoryJournal::default());
         let first = server_with(files.clone(), ServerOptions::default(), journal.clone());
-        let life = Scope::new();
-        serve_simulated(&network, "s", &first, &life);
+        let server_process = Scope::new();
+        serve_simulated(&network, "s", &first, &server_process);
         let fs = connect(network.connector("s"), client_options()).await.unwrap();
         let mut open = Vec::new();
         for number in 0..50 {
             open.push(create(&fs, &number.to_string()).await);
         }
-        life.kill();
+        server_process.kill();
         network.break_all("s");
         let delay = Duration::from_millis(50);
         let slow = Fault { op: Some(Op::Open), when: When::Always, delay, error: None };
@@ -128,9 +128,9 @@ fn what_is_closed_while_it_is_opened_again_stays_closed() {
         let files = Arc::new(Observed::new(Arc::new(files), faults.clone()));
         let exports = vec![Export::new("data", files, Vec::new())];
         let server = Server::new(ServerOptions::default(), exports, Arc::new(journal));
-        server.restore(Loss::Nothing).await;
-        let life = Scope::new();
-        serve_simulated(&network, "s", &server, &life);
+        server.restore(StateLoss::Nothing).await;
+        let server_process = Scope::new();
+        serve_simulated(&network, "s", &server, &server_process);
         while faults.hits() == 0 {
             sleep(Duration::from_millis(1)).await;
         }
@@ -151,7 +151,7 @@ fn what_is_closed_while_it_is_opened_again_stays_closed() {
 fn a_successor_closes_again() {
     simulate(4, async {
         let network = Network::new();
-        let (server, _life) = serve(&network).await;
+        let (server, _server_process) = serve(&network).await;
         let memory = SessionMemory::create_memfd().unwrap();
         let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
         let process = Scope::new();
@@ -183,13 +183,13 @@ fn a_successor_closes_again() {
     });
 }
 
-/// A call of a daemon that died comes again and answers with a file that its successor has
-/// attached already: whoever has it first must not close it for the other.
+/// A call of a daemon that died comes again and answers with a file that its successor has attached
+/// already: the first holder must not close it for the other.
 #[test]
 fn a_file_that_two_have_is_closed_when_both_have_left() {
     simulate(9, async {
         let network = Network::new();
-        let (server, _life) = serve(&network).await;
+        let (server, _server_process) = serve(&network).await;
         let fs = connect(network.connector("s"), client_options()).await.unwrap();
         let mut cx = Context::system();
         (cx.origin.node, cx.origin.request) = (fs.session().node(), dray_core::RequestId(77));

@@ -17,7 +17,7 @@ use dray_fabric::sim::{Network, Weather};
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::client::{ClientOptions, RemoteFs};
-use dray_rpc::server::{Export, Journal, Loss, MemoryJournal, Server, ServerOptions};
+use dray_rpc::server::{Export, Journal, MemoryJournal, Server, ServerOptions, StateLoss};
 use dray_rt::{Scope, sleep, timeout};
 
 const HOW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o666, exclusive: false };
@@ -28,7 +28,7 @@ struct Machine {
     disk: MemoryDisk,
     journal: MemoryJournal,
     boot: u128,
-    life: Scope,
+    server_process: Scope,
 }
 
 impl Machine {
@@ -38,12 +38,12 @@ impl Machine {
             disk: MemoryDisk::new(MemoryOptions { root_mode: 0o777, ..MemoryOptions::default() }),
             journal: MemoryJournal::default(),
             boot: 1,
-            life: Scope::new(),
+            server_process: Scope::new(),
         }
     }
 
     /// `delay`: how long each opening takes.
-    async fn start(&mut self, loss: Loss, delay: Duration) -> Server {
+    async fn start(&mut self, loss: StateLoss, delay: Duration) -> Server {
         let fault = Fault { op: Some(Op::Open), when: When::Always, delay, error: None };
         let faults = Arc::new(Faults::new(vec![fault]));
         let fs = Arc::new(Observed::new(Arc::new(self.disk.mount()), faults));
@@ -51,15 +51,15 @@ impl Machine {
         let export = Export::new("data", fs, Vec::new());
         let server = Server::new(options, vec![export], Arc::new(self.journal.clone()));
         server.restore(loss).await;
-        self.life = Scope::new();
-        serve_simulated(&self.network, "s", &server, &self.life);
+        self.server_process = Scope::new();
+        serve_simulated(&self.network, "s", &server, &self.server_process);
         server
     }
 
     /// The process dies; nothing else does.
     fn kill(&mut self) {
         self.disk.kill();
-        self.life.kill();
+        self.server_process.kill();
         self.network.break_all("s");
     }
 
@@ -98,9 +98,9 @@ async fn write(file: &Arc<dyn OpenFile>) {
     file.write(&cx, Write::at(0), bytes).await.unwrap();
 }
 
-/// Two connections that came back at once to a server that knew nothing of their session
-/// began one each. What was claimed in the first was given back a lease after its only
-/// connection had broken and come back in the second: somebody else got a held lock.
+/// Two connections that came back at once to a server that knew nothing of their session began one
+/// each. Locks reclaimed in the first were released a lease after its only connection had moved to
+/// the second. Another client got a held lock.
 // proves: P73
 #[test]
 fn a_mount_that_was_forgotten_begins_one_session_on_all_its_connections() {
@@ -112,7 +112,7 @@ fn a_mount_that_was_forgotten_begins_one_session_on_all_its_connections() {
 async fn forgotten_on_two_connections() {
     let network = Network::new();
     let mut machine = Machine::new(&network);
-    drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+    drop(machine.start(StateLoss::Nothing, Duration::ZERO).await);
     let fs = mount(&network, "holder").await;
     let file = open(&fs, b"f").await;
     lock(&file, 1).await.unwrap();
@@ -123,13 +123,13 @@ async fn forgotten_on_two_connections() {
     network.set_weather(slow);
     // Here the mount has a second connection, to send again what it kept.
     machine.lose_everything();
-    let server = machine.start(Loss::SessionsToo, Duration::ZERO).await;
+    let server = machine.start(StateLoss::SessionsToo, Duration::ZERO).await;
     sleep(Duration::from_secs(1)).await;
     assert_eq!(server.status().clients[0].connections, 2, "the test needs two");
     drop(server);
     // And here both come back at once.
     machine.lose_everything();
-    let server = machine.start(Loss::SessionsToo, Duration::ZERO).await;
+    let server = machine.start(StateLoss::SessionsToo, Duration::ZERO).await;
     sleep(Duration::from_secs(1)).await;
     let sessions = server.status().clients;
     assert_eq!(sessions.len(), 1, "{sessions:?}");
@@ -142,20 +142,20 @@ async fn forgotten_on_two_connections() {
     write(&file).await;
 }
 
-/// Whoever only looked was told that nobody had the lock, before its holder had come back for it.
+/// A test for a lock answered that it was free, before its holder had reclaimed it.
 // proves: P91
 #[test]
-fn who_looks_for_a_lock_after_a_restart_is_told_of_one_that_is_yet_to_be_claimed() {
+fn a_lock_test_after_a_restart_reports_locks_that_are_not_reclaimed_yet() {
     simulate(6, async {
         let network = Network::new();
         let mut machine = Machine::new(&network);
-        drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+        drop(machine.start(StateLoss::Nothing, Duration::ZERO).await);
         let (holder, other) = (mount(&network, "holder").await, mount(&network, "other").await);
         let (held, looked_at) = (open(&holder, b"f").await, open(&other, b"f").await);
         lock(&held, 1).await.unwrap();
         machine.kill();
         network.partition("holder", true);
-        drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+        drop(machine.start(StateLoss::Nothing, Duration::ZERO).await);
         let looking = dray_rt::spawn_join(async move {
             let (family, kind, range) = (LockFamily::Posix, LockKind::Shared, LockRange::ALL);
             let wanted = Lock { family, kind, range, owner: LockOwner::own(2), pid: Pid(2) };
@@ -176,7 +176,7 @@ fn a_close_during_recovery_has_the_mounts_limit() {
     simulate(4, async {
         let (network, cx) = (Network::new(), Context::system());
         let mut machine = Machine::new(&network);
-        drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+        drop(machine.start(StateLoss::Nothing, Duration::ZERO).await);
         let limit = Duration::from_secs(20);
         let options = ClientOptions { timeout: Some(limit), ..client_options() };
         let fs = connect(network.connector_from("holder", "s"), options).await.unwrap();
@@ -188,7 +188,7 @@ fn a_close_during_recovery_has_the_mounts_limit() {
         network.partition("other", true);
         machine.kill();
         machine.boot += 1;
-        drop(machine.start(Loss::Unsynced, Duration::ZERO).await);
+        drop(machine.start(StateLoss::Unsynced, Duration::ZERO).await);
         sleep(Duration::from_secs(2)).await;
         assert!(fs.session().status().unsynced.recovering, "the test needs it");
         network.partition("s", true);
@@ -208,7 +208,7 @@ fn what_was_synced_as_it_was_written_outlives_what_is_made_again() {
     simulate(5, async {
         let (network, cx) = (Network::new(), Context::system());
         let mut machine = Machine::new(&network);
-        drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+        drop(machine.start(StateLoss::Nothing, Duration::ZERO).await);
         let fs = mount(&network, "holder").await;
         let file = open(&fs, b"f").await;
         write(&file).await;
@@ -218,7 +218,7 @@ fn what_was_synced_as_it_was_written_outlives_what_is_made_again() {
         file.write(&cx, synced, Buf::from(&b"synced"[..])).await.unwrap();
         machine.kill();
         machine.boot += 1;
-        let server = machine.start(Loss::Unsynced, Duration::ZERO).await;
+        let server = machine.start(StateLoss::Unsynced, Duration::ZERO).await;
         server.recovered().await;
         let read = file.read(&cx, 0, BufMut::heap(10)).await.map_err(|(error, _)| error).unwrap();
         assert_eq!(read.filled(), b"synced");
@@ -234,7 +234,7 @@ fn what_was_synced_as_it_was_written_outlives_what_others_make_again() {
         simulate(7, async move {
             let (network, cx) = (Network::new(), Context::system());
             let mut machine = Machine::new(&network);
-            drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+            drop(machine.start(StateLoss::Nothing, Duration::ZERO).await);
             let (writer, other) = (mount(&network, "writer").await, mount(&network, "other").await);
             let (written, kept) = (open(&writer, b"f").await, open(&other, b"f").await);
             written.sync(&cx, false).await.unwrap();
@@ -247,7 +247,7 @@ fn what_was_synced_as_it_was_written_outlives_what_others_make_again() {
             machine.boot += 1;
             network.partition("writer", true);
             network.partition("other", true);
-            let server = machine.start(Loss::Unsynced, Duration::ZERO).await;
+            let server = machine.start(StateLoss::Unsynced, Duration::ZERO).await;
             network.partition(comes_back_first, false);
             sleep(Duration::from_secs(2)).await;
             network.partition("writer", false);
@@ -264,15 +264,15 @@ fn what_was_synced_as_it_was_written_outlives_what_others_make_again() {
     }
 }
 
-/// The close of another file cleared what the journal said of locks while they were still
-/// being claimed. The next server waited for nobody, and refused the claim.
+/// The close of another file cleared the journal's note of locks while they were still being
+/// reclaimed. The next server awaited no client, and refused the reclaim.
 // proves: P91
 #[test]
-fn locks_are_noted_until_they_are_claimed_or_given_up() {
+fn locks_stay_in_the_journal_until_they_are_reclaimed_or_released() {
     simulate(2, async {
         let (network, cx) = (Network::new(), Context::system());
         let mut machine = Machine::new(&network);
-        drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+        drop(machine.start(StateLoss::Nothing, Duration::ZERO).await);
         let fs = mount(&network, "holder").await;
         let file = open(&fs, b"f").await;
         lock(&file, 1).await.unwrap();
@@ -281,13 +281,13 @@ fn locks_are_noted_until_they_are_claimed_or_given_up() {
         assert!(noted());
         // A server that dies before the locked file is open again.
         machine.kill();
-        drop(machine.start(Loss::Nothing, Duration::from_secs(2)).await);
+        drop(machine.start(StateLoss::Nothing, Duration::from_secs(2)).await);
         sleep(Duration::from_millis(500)).await;
         open(&fs, b"g").await.close(&cx).await.unwrap();
         sleep(Duration::from_millis(500)).await;
         assert!(noted());
         machine.kill();
-        drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+        drop(machine.start(StateLoss::Nothing, Duration::ZERO).await);
         sleep(Duration::from_secs(5)).await;
         write(&file).await;
         assert!(noted());
@@ -299,11 +299,11 @@ fn locks_are_noted_until_they_are_claimed_or_given_up() {
     });
 }
 
-/// Whoever waits for a lock, or removes a file, must not wait for a client that has come back and
-/// said so, whenever its connection broke meanwhile.
+/// A call that waits for a lock, or removes a file, must not wait for a client that has finished
+/// its recovery, whenever its connection broke meanwhile.
 // proves: P85
 #[test]
-fn who_has_come_back_holds_up_nobody_though_its_word_was_lost() {
+fn a_returned_client_blocks_no_other_though_its_notification_was_lost() {
     for step in 0..75 {
         simulate(step, come_back_and_break(Duration::from_micros(20 * step)));
     }
@@ -313,12 +313,12 @@ fn who_has_come_back_holds_up_nobody_though_its_word_was_lost() {
 async fn come_back_and_break(after: Duration) {
     let (network, cx) = (Network::new(), Context::system());
     let mut machine = Machine::new(&network);
-    drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+    drop(machine.start(StateLoss::Nothing, Duration::ZERO).await);
     let holder = mount(&network, "holder").await;
     let file = open(&holder, b"f").await;
     lock(&file, 1).await.unwrap();
     machine.kill();
-    let server = machine.start(Loss::Nothing, Duration::ZERO).await;
+    let server = machine.start(StateLoss::Nothing, Duration::ZERO).await;
     while server.status().clients.iter().any(|client| client.away.is_some()) {
         sleep(Duration::from_micros(10)).await;
     }
@@ -327,7 +327,7 @@ async fn come_back_and_break(after: Duration) {
     let other = mount(&network, "other").await;
     let big = open(&other, b"big").await;
     let granted = timeout(server.lease() / 2, lock(&big, 2)).await;
-    assert_eq!(granted.expect("it waits for who has claimed all"), Ok(()), "{after:?}");
+    assert_eq!(granted.expect("it waits for a client that has reclaimed all"), Ok(()), "{after:?}");
     sleep(Duration::from_secs(1)).await;
     let free = async || other.statfs(&cx).await.unwrap().files_free;
     let before = free().await;
@@ -336,18 +336,18 @@ async fn come_back_and_break(after: Duration) {
     let name = Name::new(b"gone").unwrap();
     other.remove(&cx, other.info().root, name, RemoveKind::File).await.unwrap();
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(free().await, before, "{after:?}: it is kept for who has come back");
+    assert_eq!(free().await, before, "{after:?}: it is held for a client that has returned");
 }
 
-/// Locks of an open file description end with its last close, of which nothing but the close
-/// is told. They were claimed again from the next server, and nobody could give them back.
+/// Locks of an open file description end with its last close, and the server learns of nothing but
+/// the close. They were reclaimed from the next server, and no caller could release them.
 // proves: P59
 #[test]
-fn locks_of_a_closed_file_are_not_claimed_again() {
+fn locks_of_a_closed_file_are_not_reclaimed() {
     simulate(3, async {
         let (network, cx) = (Network::new(), Context::system());
         let mut machine = Machine::new(&network);
-        drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+        drop(machine.start(StateLoss::Nothing, Duration::ZERO).await);
         let fs = mount(&network, "holder").await;
         let (closed, dropped) = (open(&fs, b"f").await, open(&fs, b"g").await);
         let held = open(&fs, b"held").await;
@@ -358,7 +358,7 @@ fn locks_of_a_closed_file_are_not_claimed_again() {
         drop(dropped);
         sleep(Duration::from_secs(1)).await;
         machine.kill();
-        let server = machine.start(Loss::Nothing, Duration::ZERO).await;
+        let server = machine.start(StateLoss::Nothing, Duration::ZERO).await;
         sleep(Duration::from_secs(1)).await;
         server.recovered().await;
         let other = mount(&network, "other").await;
@@ -378,7 +378,7 @@ fn a_lock_outlives_the_close_of_a_former_file_whose_owner_had_the_same_name() {
     simulate(5, async {
         let (network, cx) = (Network::new(), Context::system());
         let mut machine = Machine::new(&network);
-        drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+        drop(machine.start(StateLoss::Nothing, Duration::ZERO).await);
         let fs = mount(&network, "holder").await;
         let (former, next) = (open(&fs, b"f").await, open(&fs, b"f").await);
         lock(&former, 1).await.unwrap();
@@ -388,7 +388,7 @@ fn a_lock_outlives_the_close_of_a_former_file_whose_owner_had_the_same_name() {
         let other = open(&mount(&network, "other").await, b"f").await;
         assert_eq!(lock(&other, 2).await, Err(Errno::EAGAIN));
         machine.kill();
-        let server = machine.start(Loss::Nothing, Duration::ZERO).await;
+        let server = machine.start(StateLoss::Nothing, Duration::ZERO).await;
         sleep(Duration::from_secs(1)).await;
         server.recovered().await;
         assert_eq!(lock(&other, 2).await, Err(Errno::EAGAIN));
@@ -398,22 +398,22 @@ fn a_lock_outlives_the_close_of_a_former_file_whose_owner_had_the_same_name() {
     });
 }
 
-/// The mount's limit once counted for the claims, too: locks were lost that the server was about
-/// to give back. Who waits for that is told in time.
+/// The mount's limit once counted for reclaims, too: locks were lost that the server was about to
+/// grant. Callers that wait for them get their error in time.
 // proves: P106
 #[test]
-fn locks_are_claimed_for_as_long_as_it_takes_and_whoever_waits_has_the_limit() {
+fn reclaiming_locks_has_no_limit_and_waiting_callers_have_one() {
     simulate(4, async {
         let (network, cx) = (Network::new(), Context::system());
         let limit = Duration::from_secs(1);
         let mut machine = Machine::new(&network);
-        drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+        drop(machine.start(StateLoss::Nothing, Duration::ZERO).await);
         let options = ClientOptions { timeout: Some(limit), ..client_options() };
         let fs = connect(network.connector_from("holder", "s"), options).await.unwrap();
         let file = open(&fs, b"f").await;
         lock(&file, 1).await.unwrap();
         machine.kill();
-        let server = machine.start(Loss::Nothing, limit * 3).await;
+        let server = machine.start(StateLoss::Nothing, limit * 3).await;
         sleep(Duration::from_millis(600)).await;
         let begin = dray_rt::now();
         let error = file.getattr(&cx).await.unwrap_err();
@@ -453,9 +453,9 @@ fn a_close_of_what_is_never_opened_again_has_the_mounts_limit() {
         };
         files[0].lock(&cx, lock, false).await.unwrap();
         scope.kill();
-        let (lives, _) = serve_forgetfully(&network, fs.info().clone(), Duration::MAX);
+        let (epochs, _) = serve_forgetfully(&network, fs.info().clone(), Duration::MAX);
         network.break_all("s");
-        while lives.load(std::sync::atomic::Ordering::Relaxed) == 0 {
+        while epochs.load(std::sync::atomic::Ordering::Relaxed) == 0 {
             sleep(Duration::from_millis(10)).await;
         }
         sleep(Duration::from_millis(100)).await; // both are being opened again
@@ -466,22 +466,22 @@ fn a_close_of_what_is_never_opened_again_has_the_mounts_limit() {
     });
 }
 
-/// Whoever is refused another kind of flock has none any more, as on Linux. The mount claimed the
-/// former one at the next server, and nobody gave it back before the file was closed.
+/// A refused conversion of a flock loses the lock, as on Linux. The mount reclaimed the former one
+/// at the next server, and held it until the file was closed.
 // proves: P59
 #[test]
-fn a_flock_that_went_with_a_refused_change_is_not_claimed_again() {
+fn a_flock_lost_by_a_refused_conversion_is_not_reclaimed() {
     simulate(9, async {
         let network = Network::new();
         let mut machine = Machine::new(&network);
-        drop(machine.start(Loss::Nothing, Duration::ZERO).await);
+        drop(machine.start(StateLoss::Nothing, Duration::ZERO).await);
         let (one, other) = (mount(&network, "one").await, mount(&network, "other").await);
         let (refused, held) = (open(&one, b"f").await, open(&other, b"f").await);
         flock(&refused, LockKind::Shared).await.unwrap();
         flock(&held, LockKind::Shared).await.unwrap();
         assert_eq!(flock(&refused, LockKind::Exclusive).await, Err(Errno::EAGAIN));
         machine.lose_everything();
-        drop(machine.start(Loss::SessionsToo, Duration::ZERO).await);
+        drop(machine.start(StateLoss::SessionsToo, Duration::ZERO).await);
         flock(&held, LockKind::Exclusive).await.unwrap();
     });
 }

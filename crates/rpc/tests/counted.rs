@@ -14,7 +14,7 @@ use dray_fabric::sim::Network;
 use dray_layers::Observed;
 use dray_layers::metrics::Metrics;
 use dray_rpc::client::RemoteFs;
-use dray_rpc::server::{Export, Loss, MemoryJournal, Server, ServerOptions};
+use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions, StateLoss};
 use dray_rt::Scope;
 
 fn name(text: &str) -> &Name {
@@ -26,20 +26,21 @@ struct Site {
     fs: RemoteFs,
     metrics: Arc<Metrics>,
     before: BTreeMap<&'static str, (u64, u64)>,
-    _life: Scope,
+    _server_process: Scope,
 }
 
 impl Site {
     async fn new() -> Site {
-        let (network, life, metrics) = (Network::new(), Scope::new(), Arc::new(Metrics::new()));
+        let (network, server_process, metrics) =
+            (Network::new(), Scope::new(), Arc::new(Metrics::new()));
         let below = Observed::new(Arc::new(memory()), metrics.clone());
         let export = Export::new("data", Arc::new(below), Vec::new());
         let journal = Arc::new(MemoryJournal::default());
         let server = Server::new(ServerOptions::default(), vec![export], journal);
-        server.restore(Loss::Nothing).await;
-        serve_simulated(&network, "s", &server, &life);
+        server.restore(StateLoss::Nothing).await;
+        serve_simulated(&network, "s", &server, &server_process);
         let fs = connect(network.connector("s"), client_options()).await.unwrap();
-        Site { fs, metrics, before: BTreeMap::new(), _life: life }
+        Site { fs, metrics, before: BTreeMap::new(), _server_process: server_process }
     }
 
     /// Since it was asked last this was counted: which operations, and how many failed.

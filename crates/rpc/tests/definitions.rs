@@ -7,7 +7,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::raw::{NO_PROOF, frame, guest_as, hello, read_frame, stranger};
+use common::raw::{NO_PROOF, frame, guest_as, hello, read_frame, unauthenticated};
 use common::{
     client_options, connect, key, memory, run, serve_simulated, serve_sockets, serve_within,
     simulate,
@@ -19,7 +19,7 @@ use dray_fabric::sim::{Network, Weather};
 use dray_rpc::auth::{Role, Transcript};
 use dray_rpc::client::{ClientOptions, ConnectError};
 use dray_rpc::server::{
-    ClientStatus, Export, ExportDefinition, Loss, MemoryJournal, Server, ServerOptions,
+    ClientStatus, Export, ExportDefinition, MemoryJournal, Server, ServerOptions, StateLoss,
 };
 use dray_rpc::wire::{
     Auth, Challenge, HandshakeError, Hello, Proof, Refused, VERSION_MAX, Welcome,
@@ -32,7 +32,7 @@ const SECOND: u64 = 5;
 fn export(fs: &MemoryFs, fingerprint: u64) -> Export {
     let text = format!("layout = \"cluster\" # {fingerprint}");
     let mut export = Export::new("data", Arc::new(fs.clone()), Vec::new());
-    export.insecure = true; // whoever runs the tests need not be root
+    export.insecure = true; // tests may run without root
     export.definition =
         (fingerprint != 0).then(|| Arc::new(ExportDefinition { fingerprint, text }));
     export
@@ -77,7 +77,7 @@ fn what_is_no_projection_has_no_clients_that_place_by_one() {
     });
 }
 
-/// Whom the message of a client without the field reaches is told what to do.
+/// The refusal of a client without the field says what to do.
 // proves: P136
 #[test]
 fn a_client_of_the_version_before_is_refused_in_words() {
@@ -109,7 +109,7 @@ fn proofs_cover_the_definition() {
         serve_sockets(&Address::Unix(socket.clone()), server_of(FIRST, options)).await;
         let by_hand = std::thread::spawn(move || {
             for (proven, said) in [(FIRST, FIRST), (SECOND, FIRST), (0, FIRST), (FIRST, 0)] {
-                let mut stream = stranger(&socket);
+                let mut stream = unauthenticated(&socket);
                 let greeting = Hello { auth: Auth::Psk, ..hello("data") }.message();
                 stream.write_all(&frame(&greeting, b"")).unwrap();
                 let heard = read_frame(&mut stream).unwrap().0;
@@ -189,16 +189,16 @@ fn as_on_tcp() -> Weather {
 }
 
 /// Serves the same files and sessions by this definition, until the scope ends.
-async fn begin_life(
+async fn begin_epoch(
     network: &Network,
     (fs, journal): (&MemoryFs, &MemoryJournal),
     by: u64,
 ) -> (Server, Scope) {
-    let (exports, life) = (vec![export(fs, by)], Scope::new());
+    let (exports, server_process) = (vec![export(fs, by)], Scope::new());
     let server = Server::new(ServerOptions::default(), exports, Arc::new(journal.clone()));
-    server.restore(Loss::Nothing).await;
-    serve_simulated(network, "s", &server, &life);
-    (server, life)
+    server.restore(StateLoss::Nothing).await;
+    serve_simulated(network, "s", &server, &server_process);
+    (server, server_process)
 }
 
 /// It would place by the former definition while others place by the new one.
@@ -209,13 +209,13 @@ fn a_session_ends_with_its_definition() {
             let (network, files) = (Network::new(), (memory(), MemoryJournal::default()));
             network.set_weather(as_on_tcp());
             let files = (&files.0, &files.1);
-            let (_, life) = begin_life(&network, files, FIRST).await;
+            let (_, server_process) = begin_epoch(&network, files, FIRST).await;
             let fs = connect(network.connector("s"), placing_by(FIRST)).await.unwrap();
             let cx = Context::system();
             let file = fs.open(&cx, fs.info().root, OpenHow::DIRECTORY).await.unwrap();
-            life.kill();
+            server_process.kill();
             network.break_all("s");
-            let (server, life) = begin_life(&network, files, next).await;
+            let (server, server_process) = begin_epoch(&network, files, next).await;
             assert_eq!(server.status().clients.len(), 1, "it is waited for");
             for _ in 0..2 {
                 let errors = [fs.statfs(&cx).await.err(), file.getattr(&cx).await.err()];
@@ -226,9 +226,9 @@ fn a_session_ends_with_its_definition() {
             assert!(server.status().clients.is_empty(), "others need not wait for it");
             connect(network.connector("s"), placing_by(next)).await.unwrap();
             // Nor does it go on when the former definition is back: it does not know what happened.
-            life.kill();
+            server_process.kill();
             network.break_all("s");
-            let (server, _life) = begin_life(&network, files, FIRST).await;
+            let (server, _server_process) = begin_epoch(&network, files, FIRST).await;
             dray_rt::sleep(Duration::from_secs(5)).await;
             assert_eq!(fs.statfs(&cx).await.unwrap_err().errno(), Errno::ESHUTDOWN);
             let connected =

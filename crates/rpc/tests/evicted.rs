@@ -89,8 +89,8 @@ fn an_evicted_client_stays_out_until_it_begins_anew() {
     }
 }
 
-/// A write of somebody who was evicted was made when others had the lock under which it had been
-/// asked for: whoever evicts a client that misbehaves, to let another one do its work, had both.
+/// A write of an evicted client was made when another client had the lock that covered it. An
+/// administrator who evicts a client to let another one do its work had both at work.
 // proves: P76
 #[test]
 fn nothing_of_an_evicted_client_is_done_under_the_lock_that_others_have() {
@@ -138,31 +138,31 @@ fn nothing_of_an_evicted_client_is_done_under_the_lock_that_others_have() {
     });
 }
 
-/// It was let in again by the next server, as one whose lease had run out.
+/// The next server accepted the evicted client again, as one with an expired lease.
 // proves: P75
 #[test]
 fn an_evicted_client_stays_out_over_restarts_of_the_server() {
     simulate(9, async {
         let (network, files, journal) = (Network::new(), memory(), MemoryJournal::default());
         network.set_weather(as_on_tcp());
-        let mut life = Scope::new();
-        let serve = |life: &Scope| {
+        let mut server_process = Scope::new();
+        let serve = |server_process: &Scope| {
             let server = server_with(files.clone(), ServerOptions::default(), journal.clone());
-            serve_simulated(&network, "s", &server, life);
+            serve_simulated(&network, "s", &server, server_process);
             server
         };
-        let server = serve(&life);
+        let server = serve(&server_process);
         let fs = connect(network.connector("s"), client_options()).await.unwrap();
         let cx = Context::system();
         fs.statfs(&cx).await.unwrap();
         network.partition("s", true);
         assert!(server.evict(server.status().clients[0].session).await);
         for _ in 0..2 {
-            life.kill();
+            server_process.kill();
             network.break_all("s");
-            life = Scope::new();
-            let next = serve(&life);
-            next.restore(dray_rpc::server::Loss::Nothing).await;
+            server_process = Scope::new();
+            let next = serve(&server_process);
+            next.restore(dray_rpc::server::StateLoss::Nothing).await;
         }
         network.partition("s", false);
         dray_rt::sleep(Duration::from_secs(5)).await;

@@ -1,5 +1,5 @@
-//! Locks and open files of callers that give up while a server that lives on cannot be
-//! reached: they are given back once it can be.
+//! Locks and open files of callers that give up while a running server cannot be reached: they are
+//! released once it can be.
 
 mod common;
 
@@ -50,7 +50,7 @@ impl Site {
         Site::slow(timeout, Vec::new()).await
     }
 
-    /// Whose server is held up by `faults`.
+    /// A mount of a server that `faults` delay.
     async fn slow(timeout: Option<Duration>, faults: Vec<Fault>) -> Site {
         let (network, below, scope) = (Network::new(), memory(), Scope::new());
         let fs = Observed::new(Arc::new(below.clone()), Arc::new(Faults::new(faults)));
@@ -65,7 +65,8 @@ impl Site {
         Site { network, server, below, fs, file, _scope: scope }
     }
 
-    /// Connections break with what is under way, and no new ones are made. The server lives on.
+    /// Connections break with what is under way, and no new ones are made. The server keeps
+    /// running.
     fn cut_off(&self) {
         self.network.set_weather(Weather { break_one_in: Some(1), ..Weather::default() });
         self.network.partition("s", true);
@@ -93,7 +94,7 @@ fn killed_soon() -> Context {
 /// The file stays open: somebody else has it, too.
 // proves: P70
 #[test]
-fn locks_of_who_was_killed_at_a_close_are_given_back() {
+fn locks_of_a_caller_killed_at_a_close_are_released() {
     simulate(1, async {
         let (site, cx) = (Site::new(None).await, Context::system());
         site.file.lock(&cx, posix(LockKind::Exclusive, 1), false).await.unwrap();
@@ -108,7 +109,7 @@ fn locks_of_who_was_killed_at_a_close_are_given_back() {
 /// Here it was the last that had the file.
 // proves: P70
 #[test]
-fn locks_of_who_was_killed_at_the_last_close_are_given_back() {
+fn locks_of_a_caller_killed_at_the_last_close_are_released() {
     simulate(2, async {
         let (site, cx) = (Site::new(None).await, Context::system());
         site.file.lock(&cx, posix(LockKind::Exclusive, 1), false).await.unwrap();

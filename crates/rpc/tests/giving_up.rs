@@ -1,4 +1,4 @@
-//! What callers leave behind who give up, or whose time is up, and what those take who wait.
+//! What abandoned and expired calls leave behind, and what waiting calls take.
 
 mod common;
 
@@ -46,11 +46,11 @@ fn open_files(server: &Server) -> usize {
     server.status().clients.iter().map(|client| client.files).sum()
 }
 
-/// Waiting locks once took every call that reads could be made with. Whoever held the lock
-/// could not go on, and so never gave it back.
+/// Waiting locks once took every call that reads could be made with. The holder of the lock could
+/// not go on, and so never released it.
 // proves: P58
 #[test]
-fn waiting_locks_leave_room_for_whoever_holds_the_lock() {
+fn waiting_locks_leave_room_for_the_holder_of_the_lock() {
     simulate(1, async {
         let (network, scope, cx) = (Network::new(), Scope::new(), Context::system());
         let server = server_of(memory(), ServerOptions::default());
@@ -72,7 +72,7 @@ fn waiting_locks_leave_room_for_whoever_holds_the_lock() {
         assert!(read.is_ok_and(|read| read.is_ok()), "the holder of the lock waits for the others");
         file.lock(&cx, lock(LockKind::Unlock, 0), false).await.unwrap();
         for waiter in waiters {
-            assert!(timeout(10 * A_WHILE, waiter).await.is_ok(), "each has its turn");
+            assert!(timeout(10 * A_WHILE, waiter).await.is_ok(), "each is served");
         }
     });
 }
@@ -162,7 +162,7 @@ async fn give_up_opening(fs: &RemoteFs, which: usize) {
 
 // proves: P72
 #[test]
-fn what_was_made_for_a_caller_who_gave_up_is_closed() {
+fn a_file_created_for_a_caller_that_gave_up_is_closed() {
     for (which, op) in [Op::Create, Op::Tmpfile].into_iter().enumerate() {
         simulate(3, async {
             let (network, scope) = (Network::new(), Scope::new());
@@ -212,7 +212,7 @@ fn what_was_made_by_a_connection_that_has_gone_is_closed() {
 /// Nobody sent the call again when the server was back, and nobody closed what it had opened.
 // proves: P72
 #[test]
-fn what_was_opened_for_a_caller_whose_time_was_up_is_closed() {
+fn a_file_opened_for_a_caller_that_timed_out_is_closed() {
     for (which, op) in [Op::Create, Op::Tmpfile, Op::Open].into_iter().enumerate() {
         for truncates in [false, true] {
             simulate(7, async {
@@ -249,7 +249,7 @@ fn what_was_opened_for_a_caller_whose_time_was_up_is_closed() {
 /// The process that gave up is killed before the answer comes, which nobody waits for then.
 // proves: P72
 #[test]
-fn what_is_opened_for_a_caller_who_gave_up_is_closed_by_a_successor() {
+fn a_successor_closes_files_opened_for_callers_that_gave_up() {
     for (which, op) in [Op::Create, Op::Tmpfile, Op::Open].into_iter().enumerate() {
         simulate(8, async {
             let (network, scope, below) = (Network::new(), Scope::new(), memory());
@@ -323,8 +323,8 @@ fn the_limit_holds_for_a_close_behind_a_lock_that_is_being_undone() {
     });
 }
 
-/// Whoever gave up connecting left a task behind that went on, and a session that nobody had:
-/// where the next try was of the same mount, beside it.
+/// An abandoned connect left a running task behind, and a session without an owner, beside the
+/// session of the next try of the same mount.
 #[test]
 fn a_connection_that_is_given_up_begins_no_session() {
     simulate(5, async {
@@ -394,7 +394,7 @@ fn a_lock_is_waited_for_as_long_as_the_server_answers() {
         let waiter = wait(1);
         sleep(10 * limit).await;
         file.lock(&cx, lock(LockKind::Unlock, 0), false).await.unwrap();
-        timeout(A_WHILE, waiter).await.expect("its turn has come").unwrap().unwrap();
+        timeout(A_WHILE, waiter).await.expect("it is served").unwrap().unwrap();
         let waiter = wait(2);
         sleep(limit / 3).await;
         network.set_weather(standstill());

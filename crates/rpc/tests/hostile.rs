@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use common::calls::{self, Words};
 use common::raw::{
-    Chance, PATIENCE, ask, frame, guest, head, hello, identity, message, read_frame, stranger,
+    Chance, PATIENCE, ask, frame, guest, head, hello, identity, message, read_frame,
+    unauthenticated,
 };
 use common::{client_options, connect, memory, run, serve_sockets};
 use dray_backends::posix::{PosixFs, PosixOptions, Squash};
@@ -42,7 +43,7 @@ impl Served {
         let options =
             ServerOptions { pool: BufferPool::new(BUFFERS_BYTES, 0), ..ServerOptions::default() };
         let export = Export::new("data", fs, Vec::new());
-        let (told, tell) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let over = Arc::new(AtomicBool::new(false));
         let (address, ended) = (Address::Unix(socket.clone()), over.clone());
         let thread = std::thread::spawn(move || {
@@ -51,13 +52,13 @@ impl Served {
                 serve_sockets(&address, server.clone()).await;
                 let leases = server.clone();
                 dray_rt::spawn(async move { leases.expire_leases().await });
-                told.send(server).unwrap();
+                sender.send(server).unwrap();
                 while !ended.load(Ordering::Relaxed) {
                     dray_rt::sleep(Duration::from_millis(20)).await;
                 }
             });
         });
-        let server = tell.recv_timeout(PATIENCE).unwrap();
+        let server = receiver.recv_timeout(PATIENCE).unwrap();
         Served { socket, server, over, thread: Some(thread), _dir: dir }
     }
 
@@ -76,7 +77,7 @@ fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     }
 }
 
-/// Writes and reads until it is told to stop; answers how often.
+/// Writes and reads until the flag stops it; answers how often.
 fn honest_client(socket: &Path, stop: Arc<AtomicBool>) -> JoinHandle<u64> {
     let address = Address::Unix(socket.to_owned());
     std::thread::spawn(move || {
@@ -165,7 +166,7 @@ fn be_hostile(socket: &Path, seed: u64) {
     }
 }
 
-fn hostile_clients_disturb_nobody(fs: Arc<dyn FileSystem>) {
+fn hostile_clients_disturb_no_other_client(fs: Arc<dyn FileSystem>) {
     let served = Served::new(fs);
     let stop = Arc::new(AtomicBool::new(false));
     let honest = honest_client(&served.socket, stop.clone());
@@ -184,13 +185,13 @@ fn hostile_clients_disturb_nobody(fs: Arc<dyn FileSystem>) {
 
 // proves: P122
 #[test]
-fn hostile_clients_disturb_nobody_on_memory() {
-    hostile_clients_disturb_nobody(Arc::new(memory()));
+fn hostile_clients_disturb_no_other_client_on_memory() {
+    hostile_clients_disturb_no_other_client(Arc::new(memory()));
 }
 
 // proves: P122
 #[test]
-fn hostile_clients_disturb_nobody_on_a_directory() {
+fn hostile_clients_disturb_no_other_client_on_a_directory() {
     // SAFETY: no memory is passed.
     if unsafe { libc::geteuid() } != 0 {
         return eprintln!("skipped: not root");
@@ -198,7 +199,7 @@ fn hostile_clients_disturb_nobody_on_a_directory() {
     let dir = tempfile::tempdir().unwrap();
     let options = PosixOptions { squash: Squash::None, ..PosixOptions::default() };
     let fs = PosixFs::open(dir.path(), FsUuid(7), options).unwrap();
-    hostile_clients_disturb_nobody(fs);
+    hostile_clients_disturb_no_other_client(fs);
 }
 
 /// It sends reads of the largest size and reads no answer: what it holds is a share, and its
@@ -272,12 +273,12 @@ fn unread_answers_count_as_calls_under_way() {
 
 // proves: P126
 #[test]
-fn strangers_are_bounded_and_those_who_know_the_way_still_get_in() {
+fn unauthenticated_peers_are_bounded_and_leave_room_when_they_go() {
     let served = Served::new(Arc::new(memory()));
-    let mut crowd: Vec<UnixStream> = (0..200).map(|_| stranger(&served.socket)).collect();
+    let mut crowd: Vec<UnixStream> = (0..200).map(|_| unauthenticated(&served.socket)).collect();
     let closed = |stream: &mut UnixStream| matches!(stream.read(&mut [0; 1]), Ok(0));
-    let turned_away = crowd[128..].iter_mut().filter_map(|stream| closed(stream).then_some(()));
-    assert_eq!(turned_away.count(), 72);
+    let refused = crowd[128..].iter_mut().filter_map(|stream| closed(stream).then_some(()));
+    assert_eq!(refused.count(), 72);
     assert!(guest(&served.socket).is_err(), "as many as there may be from one place");
     crowd.truncate(100);
     eventually("there is room again", || guest(&served.socket).is_ok());

@@ -1,4 +1,4 @@
-//! What becomes of the work of a client whose session the server has given up.
+//! The work of a client after the server has ended its session.
 
 mod common;
 
@@ -85,9 +85,9 @@ fn what_a_lost_session_had_under_way_ends_with_an_error_and_happened_once() {
 fn a_session_begun_anew_with_fewer_slots_goes_on() {
     simulate(8, async {
         let (network, fs) = (Network::new(), memory());
-        let life = Scope::new();
+        let server_process = Scope::new();
         let server = server_of(fs.clone(), ServerOptions::default());
-        serve_simulated(&network, "s", &server, &life);
+        serve_simulated(&network, "s", &server, &server_process);
         let client = connect(network.connector("s"), client_options()).await.unwrap();
         let (cx, root) = (Context::system(), client.info().root);
         let make = async |round: &str| {
@@ -98,7 +98,7 @@ fn a_session_begun_anew_with_fewer_slots_goes_on() {
             }
         };
         make("before").await;
-        life.kill();
+        server_process.kill();
         network.break_all("s");
         let server = server_of(fs, ServerOptions { slots: 2, ..ServerOptions::default() });
         serve_simulated(&network, "s", &server, &Scope::new());
@@ -108,20 +108,24 @@ fn a_session_begun_anew_with_fewer_slots_goes_on() {
     });
 }
 
-/// More of them wait for the server than it has slots in its next life: each is made, or ends
-/// with an error as one whose fate nobody knows; the server is never asked for a slot that it
-/// has not.
+/// More of them wait for the server than it has slots in its next epoch. Each is made, or ends with
+/// an error as one of unknown outcome. No call names a slot that the server does not have.
 // proves: P74
 #[test]
 fn what_waits_for_a_slot_that_is_gone_is_made_or_ends_with_an_error() {
     simulate(10, async {
         let (network, fs) = (Network::new(), memory());
-        let life = Scope::new();
-        serve_simulated(&network, "s", &server_of(fs.clone(), ServerOptions::default()), &life);
+        let server_process = Scope::new();
+        serve_simulated(
+            &network,
+            "s",
+            &server_of(fs.clone(), ServerOptions::default()),
+            &server_process,
+        );
         let client = connect(network.connector("s"), client_options()).await.unwrap();
         let (cx, root) = (Context::system(), client.info().root);
         network.partition("s", true);
-        life.kill();
+        server_process.kill();
         dray_rt::sleep(Duration::from_secs(1)).await; // it has noticed
         let make = |number: usize| {
             let client = client.clone();

@@ -156,8 +156,8 @@ fn hostile_clients_leave_nothing_behind() {
     });
 }
 
-/// Each life of such a server had a recovery of its own, on a connection of its own, and a task
-/// that opened files again: none ended before an answer came.
+/// Each epoch of such a server had its own recovery and connection, and a task that reopened files:
+/// none ended before an answer came.
 // proves: P122
 #[test]
 fn forgetful_servers_leave_nothing_behind() {
@@ -182,7 +182,7 @@ fn forgetful_servers_leave_nothing_behind() {
         };
         files[0].lock(&cx, lock, false).await.unwrap();
         files[1].write(&cx, dray_core::Write::at(0), Buf::from(&b"kept"[..])).await.unwrap();
-        let (lives, open) = serve_forgetfully(&network, fs.info().clone(), PATIENCE);
+        let (epochs, open) = serve_forgetfully(&network, fs.info().clone(), PATIENCE);
         network.break_all("s");
         scope.kill();
         let writes = files[1].clone();
@@ -191,8 +191,8 @@ fn forgetful_servers_leave_nothing_behind() {
             let _ = writes.write(&cx, dray_core::Write::at(0), Buf::from(&b"more"[..])).await;
         });
         nothing_stays(async |_| {
-            let before = lives.load(Ordering::Relaxed);
-            while lives.load(Ordering::Relaxed) == before {
+            let before = epochs.load(Ordering::Relaxed);
+            while epochs.load(Ordering::Relaxed) == before {
                 dray_rt::sleep(Duration::from_millis(50)).await;
                 let open = open.load(Ordering::Relaxed);
                 assert!(

@@ -20,7 +20,7 @@ use dray_rt::{spawn_join, timeout};
 /// Ends a wait that would be one for ever, and with it the test.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A journal whose media can be made to stand still.
+/// A journal with media that a test can halt.
 #[derive(Default)]
 struct Slow {
     inner: MemoryJournal,
@@ -28,7 +28,7 @@ struct Slow {
     goes_on: Condvar,
     /// Somebody waits for it.
     waits: AtomicBool,
-    /// It did not go on in time: whoever should have seen to that was held up.
+    /// It did not go on in time: the task that should have continued was blocked.
     in_vain: AtomicBool,
 }
 
@@ -71,7 +71,7 @@ impl Journal for Slow {
 /// so did an unmount and an eviction.
 // proves: P78
 #[test]
-fn who_is_being_noted_holds_up_nobody_else() {
+fn a_session_being_noted_blocks_no_other_session() {
     let dir = tempfile::tempdir().unwrap();
     let socket: PathBuf = dir.path().join("socket");
     run(async {

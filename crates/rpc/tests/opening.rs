@@ -14,7 +14,7 @@ use dray_core::{
 };
 use dray_fabric::sim::Network;
 use dray_rpc::client::{ClientOptions, RemoteFs};
-use dray_rpc::server::{Export, Loss, MemoryJournal, Server, ServerOptions};
+use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions, StateLoss};
 use dray_rt::{Scope, now, sleep, timeout};
 
 const NAMES: [&str; 2] = ["well", "ice"];
@@ -25,7 +25,7 @@ struct Machine {
     network: Network,
     disks: [MemoryDisk; 2],
     journal: MemoryJournal,
-    life: Scope,
+    server_process: Scope,
 }
 
 impl Machine {
@@ -36,7 +36,7 @@ impl Machine {
             network: network.clone(),
             disks: [disk(), disk()],
             journal: MemoryJournal::default(),
-            life: Scope::new(),
+            server_process: Scope::new(),
         }
     }
 
@@ -48,14 +48,14 @@ impl Machine {
     fn start(&mut self) -> Server {
         let options = ServerOptions { boot: 1, ..ServerOptions::default() };
         let server = Server::awaiting(options, &NAMES, Arc::new(self.journal.clone()));
-        self.life = Scope::new();
-        serve_simulated(&self.network, "s", &server, &self.life);
+        self.server_process = Scope::new();
+        serve_simulated(&self.network, "s", &server, &self.server_process);
         server
     }
 
     fn kill(&mut self) {
         self.disks.iter().for_each(MemoryDisk::kill);
-        self.life.kill();
+        self.server_process.kill();
         self.network.break_all("s");
     }
 }
@@ -85,7 +85,7 @@ async fn mkdir(fs: &RemoteFs, name: &[u8]) -> Result<FileId, Errno> {
 
 // proves: P112
 #[test]
-fn clients_of_an_export_that_opens_late_find_what_was_theirs_and_others_do_not_wait() {
+fn clients_of_an_export_that_opens_late_keep_their_files_and_others_do_not_wait() {
     for seed in 0..20 {
         simulate(seed, opens_late());
     }
@@ -96,7 +96,7 @@ async fn opens_late() {
     let mut machine = Machine::new(&network);
     let server = machine.start();
     for index in 0..2 {
-        server.open(machine.export(index), Loss::Nothing).await.unwrap();
+        server.open(machine.export(index), StateLoss::Nothing).await.unwrap();
     }
     server.opened().await;
     let [well, ice] = [mount(&network, 0, None).await, mount(&network, 1, None).await];
@@ -106,8 +106,8 @@ async fn opens_late() {
     machine.kill();
 
     let server = machine.start();
-    server.open(machine.export(0), Loss::Nothing).await.unwrap();
-    // Nobody of this export has to claim a lock.
+    server.open(machine.export(0), StateLoss::Nothing).await.unwrap();
+    // No client of this export has a lock to reclaim.
     let begin = now();
     lock(&others).await.unwrap();
     mkdir(&well, b"d").await.unwrap();
@@ -118,7 +118,7 @@ async fn opens_late() {
     sleep(server.lease() * 3).await;
     assert!(timeout(Duration::from_secs(1), server.opened()).await.is_err());
 
-    server.open(machine.export(1), Loss::Nothing).await.unwrap();
+    server.open(machine.export(1), StateLoss::Nothing).await.unwrap();
     server.opened().await;
     let (made, _ice) = made.await.unwrap();
     made.unwrap();
@@ -131,7 +131,7 @@ async fn opens_late() {
     lock(&other).await.unwrap();
 }
 
-/// What the last life of the server had cut short is settled when its export opens.
+/// Changes that the last server epoch left unfinished are settled when their export opens.
 // proves: P112
 #[test]
 fn changes_of_an_export_that_opens_late_are_made_once() {
@@ -141,7 +141,7 @@ fn changes_of_an_export_that_opens_late_are_made_once() {
             let mut machine = Machine::new(&network);
             let server = machine.start();
             for index in 0..2 {
-                server.open(machine.export(index), Loss::Nothing).await.unwrap();
+                server.open(machine.export(index), StateLoss::Nothing).await.unwrap();
             }
             let ice = mount(&network, 1, None).await;
             let mut at = Duration::from_millis(seed % 7);
@@ -152,9 +152,9 @@ fn changes_of_an_export_that_opens_late_are_made_once() {
                 sleep(at).await;
                 machine.kill();
                 let server = machine.start();
-                server.open(machine.export(0), Loss::Nothing).await.unwrap();
+                server.open(machine.export(0), StateLoss::Nothing).await.unwrap();
                 sleep(Duration::from_secs(90)).await;
-                server.open(machine.export(1), Loss::Nothing).await.unwrap();
+                server.open(machine.export(1), StateLoss::Nothing).await.unwrap();
                 making.await.unwrap().unwrap();
                 assert_eq!(mkdir(&ice, &name).await.unwrap_err(), Errno::EEXIST);
                 at += Duration::from_micros(300);

@@ -31,7 +31,7 @@ fn opens(flags: i32) -> CreateHow {
     CreateHow { open: OpenHow::new(libc::O_RDWR | flags), mode: 0o644, exclusive: false }
 }
 
-/// A server whose file system takes long for one operation, once that is asked for.
+/// A server with a file system that is slow at one operation, on demand.
 struct Site {
     network: Network,
     _scope: Scope,
@@ -88,8 +88,8 @@ async fn reads(file: &dyn OpenFile, at: u64) -> Duration {
 
 type Change = for<'a> fn(&'a Mount, &'a Context) -> Fut<'a, Result<()>>;
 
-/// A change, the operation below that makes it, and whether whoever reads the first and the last bytes
-/// of the file waits for it.
+/// A change, the operation below that makes it, and whether reads of the first and the last bytes
+/// of the file wait for it.
 struct Case {
     what: &'static str,
     change: Change,
@@ -203,9 +203,9 @@ fn a_read_waits_for_one_write_and_not_for_all_that_wait_for_each_other() {
     });
 }
 
-/// Whoever cut a file that was being written to waited on a thread, with the directory locked.
+/// A truncation of a file under a write waited on a thread, with the directory locked.
 #[test]
-fn who_cuts_a_file_that_is_written_waits_and_holds_up_nobody_else() {
+fn a_truncate_during_a_write_waits_and_blocks_no_other_call() {
     simulate(5, async {
         let (site, mount) = Site::new(Op::Write).await;
         let writer = mount.clone();

@@ -73,7 +73,7 @@ fn a_crowd_that_comes_at_once_is_let_in() {
     }
 }
 
-/// Nor does whoever ends each connection keep anybody waiting for long.
+/// Nor does a peer that ends each connection delay a client for long.
 // proves: P131
 #[test]
 fn a_server_that_ends_each_connection_is_given_up() {

@@ -15,7 +15,7 @@ use dray_fabric::sim::Network;
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::client::RemoteFs;
-use dray_rpc::server::{Export, Loss, MemoryJournal, Server, ServerOptions};
+use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions, StateLoss};
 use dray_rt::{Scope, random_u64, sleep};
 
 fn name(text: &str) -> &Name {
@@ -29,7 +29,7 @@ struct Machine {
     network: Network,
     fs: MemoryFs,
     journal: MemoryJournal,
-    life: Scope,
+    server_process: Scope,
 }
 
 impl Machine {
@@ -38,14 +38,14 @@ impl Machine {
             network: network.clone(),
             fs: memory(),
             journal: MemoryJournal::default(),
-            life: Scope::new(),
+            server_process: Scope::new(),
         };
         machine.restart().await;
         machine
     }
 
     fn kill(&mut self) {
-        self.life.kill();
+        self.server_process.kill();
         self.network.break_all("s");
     }
 
@@ -58,9 +58,9 @@ impl Machine {
         let exports = vec![Export::new("data", fs, Vec::new())];
         let journal = Arc::new(self.journal.clone());
         let server = Server::new(ServerOptions::default(), exports, journal);
-        server.restore(Loss::Nothing).await;
-        self.life = Scope::new();
-        serve_simulated(&self.network, "s", &server, &self.life);
+        server.restore(StateLoss::Nothing).await;
+        self.server_process = Scope::new();
+        serve_simulated(&self.network, "s", &server, &self.server_process);
         server
     }
 }
@@ -162,7 +162,7 @@ fn changes_are_applied_once_over_deaths_of_the_server() {
 /// though the first may still have to ask again whether it was put.
 // proves: P87
 #[test]
-fn what_is_put_is_put_once_over_deaths_of_the_server() {
+fn a_put_happens_once_over_server_restarts() {
     let mut kills = 0;
     for seed in 0..50 {
         kills += simulate(seed, async {
@@ -196,11 +196,11 @@ fn what_is_put_is_put_once_over_deaths_of_the_server() {
     assert!(kills > 200, "only {kills} kills: the test tests nothing");
 }
 
-/// One client puts a file, another appends to it as soon as it is there: after a death it
-/// must be clear which bytes at the end are whose.
+/// One client puts a file, another appends to it as soon as it is there: after a crash it must be
+/// clear which bytes at the end came from which client.
 // proves: P87
 #[test]
-fn an_append_to_what_is_being_put_comes_behind_it_after_a_death() {
+fn an_append_follows_an_unfinished_put_after_a_server_restart() {
     simulate(1, async {
         let network = Network::new();
         let mut machine = Machine::start(&network).await;
@@ -279,11 +279,11 @@ fn what_cannot_be_looked_at_before_a_change_is_no_proof_that_the_change_was_made
     });
 }
 
-/// Where the end of a file cannot be told nothing is appended: nobody could tell later whether it
-/// had been.
+/// Without a known end of the file nothing is appended: a later server could not decide whether the
+/// append was made.
 // proves: P84
 #[test]
-fn nothing_is_appended_where_the_end_cannot_be_told() {
+fn nothing_is_appended_where_the_end_of_the_file_is_unknown() {
     simulate(1, async {
         let network = Network::new();
         let mut machine = Machine::start(&network).await;

@@ -102,7 +102,7 @@ fn within_the_process() {
 /// The same, with the server on a thread of its own.
 #[test]
 fn within_the_process_by_another_thread() {
-    let (tell, told) = std::sync::mpsc::channel();
+    let (tell, receiver) = std::sync::mpsc::channel();
     let (end, ended) = dray_rt::sync::oneshot::channel::<()>();
     let thread = std::thread::spawn(move || {
         run(async move {
@@ -112,7 +112,7 @@ fn within_the_process_by_another_thread() {
         });
     });
     run(async {
-        let fs = connect(told.recv().unwrap(), client_options()).await.unwrap();
+        let fs = connect(receiver.recv().unwrap(), client_options()).await.unwrap();
         use_files(&fs).await;
     });
     drop(end);
@@ -182,7 +182,7 @@ fn a_wrong_key_is_refused_from_both_sides() {
     });
 }
 
-/// Whoever got to the port was believed, whatever it said of who calls.
+/// Any peer that reached the port was trusted to name its callers.
 #[test]
 fn without_a_key_a_client_comes_from_a_reserved_port() {
     run(async {
@@ -255,7 +255,7 @@ fn a_server_that_stays_away_fails_calls_after_the_limit_and_serves_when_it_is_ba
 /// The answer that granted it was lost, and its waiter gave up before the server was back.
 // proves: P61
 #[test]
-fn a_lock_that_nobody_knows_of_is_given_back() {
+fn a_lock_that_no_caller_knows_of_is_released() {
     simulate(9, async {
         let (network, below) = (Network::new(), memory());
         let server = server_of(below.clone(), ServerOptions::default());
@@ -369,7 +369,7 @@ fn a_socket_that_is_not_ours_is_not_taken_for_one_without_a_server() {
 /// the file their time and go on changing it.
 // proves: P7
 #[test]
-fn an_opening_tells_whether_whoever_changes_the_file_next_gives_it_other_times() {
+fn an_open_reports_whether_the_next_change_gives_the_file_other_times() {
     simulate(9, async {
         let (network, scope) = (Network::new(), Scope::new());
         let delay = Duration::from_secs(2);

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::raw::{NO_PROOF, ask, frame, guest_as, head, hello, read_frame, stranger};
+use common::raw::{NO_PROOF, ask, frame, guest_as, head, hello, read_frame, unauthenticated};
 use common::{
     client_options, connect, key, memory, run, serve_simulated, serve_sockets, server_of,
     server_with, simulate,
@@ -122,7 +122,7 @@ fn shaken(
     socket: &Path,
     prove: impl FnOnce(&Hello, &Challenge) -> Proof,
 ) -> (UnixStream, Welcome) {
-    let mut stream = stranger(socket);
+    let mut stream = unauthenticated(socket);
     let said = hello(export);
     stream.write_all(&frame(&said.message(), b"")).unwrap();
     let challenge = Challenge::from_message(&read_frame(&mut stream).unwrap().0).unwrap();
@@ -161,7 +161,7 @@ async fn by_hand(client: impl FnOnce() + Send + 'static) {
 
 // proves: P119
 #[test]
-fn only_who_has_the_secret_goes_on_with_a_session() {
+fn only_a_client_with_the_secret_resumes_a_session() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
     run(async {
@@ -257,7 +257,7 @@ fn without_a_proof_of_the_key_there_is_no_session() {
             let said = Hello { auth: Auth::Psk, ..hello("data") };
             // The answer to a greeting, and to a proof made of that.
             let answered = |proves: &Proves<'_>| {
-                let mut stream = stranger(&socket);
+                let mut stream = unauthenticated(&socket);
                 stream.write_all(&frame(&said.message(), b"")).unwrap();
                 let heard = read_frame(&mut stream).unwrap().0;
                 let challenge = Challenge::from_message(&heard).unwrap();
@@ -272,7 +272,7 @@ fn without_a_proof_of_the_key_there_is_no_session() {
                 &|_, _| [0; 32],
                 &|seen, _| another.prove(Role::Client, seen),
                 &|seen, _| the_key.prove(Role::Session, seen),
-                &|_, challenge| challenge.proof, // said back to whoever said it
+                &|_, challenge| challenge.proof, // returned to its sender
                 &|seen, _| {
                     the_key.prove(Role::Client, Transcript { server_nonce: &[1; 32], ..seen })
                 },
@@ -290,7 +290,7 @@ fn without_a_proof_of_the_key_there_is_no_session() {
 
 // proves: P126
 #[test]
-fn one_address_has_so_many_sessions_and_is_told_so() {
+fn the_sessions_of_one_address_are_bounded_and_the_refusal_says_so() {
     simulate(10, async {
         let network = Network::new();
         network.set_weather(as_on_tcp());
@@ -314,7 +314,7 @@ fn one_address_has_so_many_sessions_and_is_told_so() {
 /// Becoming somebody in 19,900 groups took the thread that served others 13 ms, each time.
 // proves: P44
 #[test]
-fn a_caller_in_more_groups_than_a_server_takes_is_refused_and_nobody_else() {
+fn a_caller_in_too_many_groups_is_refused_and_other_callers_are_not() {
     simulate(9, async {
         let network = Network::new();
         let server = server_of(memory(), ServerOptions::default());
@@ -369,7 +369,7 @@ fn what_fits_no_message_is_an_error_of_that_call() {
     });
 }
 
-/// Else every later server would wait a lease for a client that has nothing to claim.
+/// Otherwise every later server would wait a lease for a client with nothing to reclaim.
 // proves: P91
 #[test]
 fn the_journal_knows_when_the_last_lock_has_gone() {
@@ -405,7 +405,7 @@ fn the_journal_knows_when_the_last_lock_has_gone() {
 /// It hears of syncs of others as long as it has changed something that they may have brought
 /// to media; then nothing wakes it any more.
 #[test]
-fn who_changed_nothing_is_not_woken_by_the_syncs_of_others() {
+fn a_client_without_changes_is_not_woken_by_the_syncs_of_others() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
     let address = Address::Unix(socket.clone());

@@ -1,5 +1,5 @@
-//! What the next life of a server makes of changes of names that were begun and not answered: whoever
-//! asked has what it made, and nothing of anybody else's.
+//! How the next server epoch settles changes of names that were begun and not answered. The caller
+//! gets the file that it made, and no file of another user.
 
 mod common;
 
@@ -7,8 +7,10 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::lives::{ANN, Answer, BOB, Hand, Lives, ROOT, held_up, identity_of_user, wait_noted};
 use common::memory;
+use common::server_epochs::{
+    ANN, Answer, BOB, Hand, ROOT, ServerEpochs, held_up, identity_of_user, wait_noted,
+};
 use dray_backends::memory::MemoryFs;
 use dray_backends::posix::{PosixFs, PosixOptions, Squash};
 use dray_core::{
@@ -16,7 +18,7 @@ use dray_core::{
     RemoveKind, RenameHow, Write,
 };
 use dray_layers::faults::Fault;
-use dray_rpc::server::Loss;
+use dray_rpc::server::StateLoss;
 use dray_rpc::wire::{Call, CallHead};
 
 /// What everybody calls it.
@@ -79,8 +81,8 @@ async fn content(fs: &MemoryFs, dir: FileId) -> Vec<u8> {
     file.read(&cx, 0, BufMut::heap(99)).await.unwrap().filled().to_vec()
 }
 
-/// What `user` is answered who asks for a change once more that was cut short in the life before,
-/// while `others` did something. With the client, to go on with.
+/// The answer to `user` for repeating a change that was cut short in the epoch before, while
+/// `others` did something. With the client, to continue.
 fn asked_again(
     fs: Arc<dyn FileSystem>,
     fault: Option<Fault>,
@@ -88,12 +90,12 @@ fn asked_again(
     others: impl FnOnce(),
     after: impl FnOnce(&mut Hand, Answer) + Send + 'static,
 ) {
-    let mut lives = Lives::of(fs);
-    let journal = lives.journal.clone();
+    let mut epochs = ServerEpochs::of(fs);
+    let journal = epochs.journal.clone();
     let fault = fault.unwrap_or(held_up(first_op(&call), 1));
     let op = call.op();
     let begun = call.clone();
-    let session = lives.live(vec![fault], move |socket| {
+    let session = epochs.run(vec![fault], move |socket| {
         let mut hand = Hand::new(socket);
         let head = hand.next(user, op);
         hand.send(head, &begun, data);
@@ -101,7 +103,7 @@ fn asked_again(
         hand.session
     });
     others();
-    lives.live(Vec::new(), move |socket| {
+    epochs.run(Vec::new(), move |socket| {
         let mut hand = Hand::back(socket, session);
         let answer = hand.change(user, &call, data);
         after(&mut hand, answer);
@@ -130,7 +132,7 @@ fn has_nothing_open(hand: &mut Hand) {
 /// reading and writing.
 // proves: P81
 #[test]
-fn a_create_that_was_never_made_gives_nobodys_file_away() {
+fn a_create_that_was_never_made_opens_only_what_its_caller_may_open() {
     let (exists, denied) = (Errno::EEXIST.raw(), Errno::EACCES.raw());
     for (mode, exclusive, errno) in
         [(0o600, true, exists), (0o600, false, denied), (0o666, true, exists), (0o666, false, 0)]
@@ -153,7 +155,7 @@ fn a_create_that_was_never_made_gives_nobodys_file_away() {
 /// The same of one that the file system had refused, just before the server died.
 // proves: P81
 #[test]
-fn a_create_that_was_refused_gives_nobodys_file_away() {
+fn a_create_that_was_refused_opens_no_file_of_another_user() {
     for exclusive in [true, false] {
         let (fs, _, closed) = common::run(site());
         let beside = fs.clone();
@@ -171,14 +173,14 @@ fn a_create_that_was_refused_gives_nobodys_file_away() {
 /// What another user of the same host asks for is no answer to the first.
 // proves: P81
 #[test]
-fn what_was_made_is_for_who_made_it_and_nobody_else_of_its_host() {
+fn a_created_file_is_for_its_user_and_no_other_user_of_the_host() {
     for (again, exclusive, errno) in
         [(ANN, true, 0), (BOB, true, Errno::EEXIST.raw()), (BOB, false, Errno::EACCES.raw())]
     {
         let (fs, dir, _) = common::run(site());
-        let mut lives = Lives::of(Arc::new(fs.clone()));
-        let (journal, call) = (lives.journal.clone(), create(dir, 0o600, exclusive));
-        let session = lives.live(vec![held_up(call.op(), 1)], move |socket| {
+        let mut epochs = ServerEpochs::of(Arc::new(fs.clone()));
+        let (journal, call) = (epochs.journal.clone(), create(dir, 0o600, exclusive));
+        let session = epochs.run(vec![held_up(call.op(), 1)], move |socket| {
             let mut hand = Hand::new(socket);
             let head = hand.next(ANN, call.op());
             hand.send(head, &call, b"");
@@ -187,7 +189,7 @@ fn what_was_made_is_for_who_made_it_and_nobody_else_of_its_host() {
         });
         let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o600, exclusive: true };
         common::run(async { fs.create(&of(ANN), dir, name(NAME), how).await.map(drop) }).unwrap();
-        lives.live(Vec::new(), move |socket| {
+        epochs.run(Vec::new(), move |socket| {
             let answer =
                 Hand::back(socket, session).change(again, &create(dir, 0o600, exclusive), b"");
             assert_eq!(answer.errno(), errno, "{again} {exclusive}");
@@ -217,15 +219,15 @@ fn what_was_made_before_a_death_is_its_callers() {
     }
 }
 
-/// The life of the server that found the file notes which it is, for the next: that would take what has
-/// the name by then, or make another.
+/// The server epoch that found the file notes its id for the next one. Without the note, the next
+/// one would take the file with the name by then, or make another.
 // proves: P81
 #[test]
 fn what_was_found_after_one_death_is_what_is_answered_after_the_next() {
     let (fs, dir, _) = common::run(site());
-    let mut lives = Lives::of(Arc::new(fs.clone()));
-    let journal = lives.journal.clone();
-    let session = lives.live(vec![held_up(Op::Create, 1)], move |socket| {
+    let mut epochs = ServerEpochs::of(Arc::new(fs.clone()));
+    let journal = epochs.journal.clone();
+    let session = epochs.run(vec![held_up(Op::Create, 1)], move |socket| {
         let mut hand = Hand::new(socket);
         let head = hand.next(ANN, Op::Create);
         hand.send(head, &create(dir, 0o400, true), b"");
@@ -234,13 +236,13 @@ fn what_was_found_after_one_death_is_what_is_answered_after_the_next() {
     });
     let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o400, exclusive: true };
     let made = common::run(async { fs.create(&of(ANN), dir, name(NAME), how).await.unwrap().0.id });
-    lives.live(Vec::new(), |_| ());
+    epochs.run(Vec::new(), |_| ());
     common::run(async {
         let to = (dir, name(b"moved"));
         fs.rename(&of(ANN), (dir, name(NAME)), to, RenameHow::NoReplace).await.unwrap();
         secret(&fs, ANN, dir, 0o666).await;
     });
-    lives.live(Vec::new(), move |socket| {
+    epochs.run(Vec::new(), move |socket| {
         let mut hand = Hand::back(socket, session);
         let answer = hand.change(ANN, &create(dir, 0o400, true), b"");
         assert_eq!(answer.entry().id, made);
@@ -261,9 +263,9 @@ fn what_was_answered_before_a_loss_of_power_is_found_by_what_the_answer_says() {
         (true, false, Errno::EACCES.raw()),
     ] {
         let (fs, dir, _) = common::run(site());
-        let mut lives = Lives::of(Arc::new(fs.clone()));
+        let mut epochs = ServerEpochs::of(Arc::new(fs.clone()));
         let call = move || create(dir, 0o644, exclusive);
-        let session = lives.live(Vec::new(), move |socket| {
+        let session = epochs.run(Vec::new(), move |socket| {
             let mut hand = Hand::new(socket);
             let head = CallHead { slot: 1, ..hand.next(ANN, Op::Create) };
             hand.send(head, &call(), b"");
@@ -279,7 +281,7 @@ fn what_was_answered_before_a_loss_of_power_is_found_by_what_the_answer_says() {
                 secret(&fs, BOB, dir, 0o600).await;
             });
         }
-        lives.live_after(Loss::Unsynced, Vec::new(), move |socket| {
+        epochs.run_after(StateLoss::Unsynced, Vec::new(), move |socket| {
             let mut hand = Hand::back(socket, session);
             let again = CallHead { slot: 1, ..hand.next(ANN, Op::Create) };
             hand.send(CallHead { flags: CallHead::RECOVERY, ..again }, &call(), b"");
@@ -291,7 +293,7 @@ fn what_was_answered_before_a_loss_of_power_is_found_by_what_the_answer_says() {
 /// A file of one's own is not what one has made if it was there before, under another name.
 // proves: P81
 #[test]
-fn an_older_file_of_the_callers_is_not_what_it_has_made() {
+fn an_older_file_of_the_caller_does_not_count_as_created() {
     for exclusive in [true, false] {
         let (fs, dir, _) = common::run(site());
         let beside = fs.clone();
@@ -316,10 +318,10 @@ fn an_older_file_of_the_callers_is_not_what_it_has_made() {
     }
 }
 
-/// Who makes a directory is told that it did, and trusts in what it has made.
+/// The maker of a directory gets success, and trusts the directory that it made.
 // proves: P81
 #[test]
-fn what_somebody_else_has_made_under_the_name_was_there_first() {
+fn a_name_that_another_user_made_first_answers_eexist() {
     for kind in 0..3 {
         for (maker, errno) in [(BOB, Errno::EEXIST.raw()), (ANN, 0)] {
             let (fs, dir, _) = common::run(site());
@@ -379,10 +381,10 @@ fn closed_to_nobody(fs: &MemoryFs, dir: FileId) -> FileId {
     dir
 }
 
-/// It was overwritten, by whoever had asked to put a file of that name.
+/// A repeated put overwrote the file of another user that had the name by then.
 // proves: P81
 #[test]
-fn what_is_put_goes_into_nobody_elses_file() {
+fn a_repeated_put_needs_the_right_to_write_the_file() {
     for (maker, mode, errno, then) in [
         (BOB, 0o600, Errno::EACCES.raw(), &b"secret"[..]),
         (BOB, 0o666, 0, b"put"),
@@ -402,7 +404,7 @@ fn what_is_put_goes_into_nobody_elses_file() {
 /// Who asks is who the export takes it for: root is nobody here.
 // proves: P81
 #[test]
-fn under_squash_a_file_is_its_callers_if_it_is_that_of_who_the_caller_is_taken_for() {
+fn under_squash_a_file_of_the_squashed_user_is_the_callers() {
     const NOBODY: u32 = 65_534;
     // SAFETY: geteuid cannot fail.
     if unsafe { libc::geteuid() } != 0 {

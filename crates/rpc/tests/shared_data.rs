@@ -20,7 +20,7 @@ use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 const MIB: usize = 1 << 20;
 const DELAY: Duration = Duration::from_millis(100);
 
-/// Memory that tells when nobody has it any more.
+/// Memory that reports when its last reference is dropped.
 struct Lent {
     content: Vec<u8>,
     in_use: Arc<AtomicBool>,

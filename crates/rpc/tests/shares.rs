@@ -13,7 +13,7 @@ use dray_core::{
 };
 use dray_fabric::sim::Network;
 use dray_rpc::client::RemoteFs;
-use dray_rpc::server::{Export, Loss, MemoryJournal, Server, ServerOptions};
+use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions, StateLoss};
 use dray_rt::Scope;
 
 /// Of open files, of locks and of their owners.
@@ -24,14 +24,15 @@ struct Machine {
     network: Network,
     fs: MemoryFs,
     journal: MemoryJournal,
-    life: Scope,
+    server_process: Scope,
 }
 
 impl Machine {
     fn new() -> Machine {
         let fs = MemoryFs::new(MemoryOptions { locks_max: MOST, ..MemoryOptions::default() });
-        let (network, journal, life) = (Network::new(), MemoryJournal::default(), Scope::new());
-        Machine { network, fs, journal, life }
+        let (network, journal, server_process) =
+            (Network::new(), MemoryJournal::default(), Scope::new());
+        Machine { network, fs, journal, server_process }
     }
 
     async fn start(&mut self) -> Server {
@@ -42,9 +43,9 @@ impl Machine {
             ..ServerOptions::default()
         };
         let server = Server::new(options, vec![export], Arc::new(self.journal.clone()));
-        server.restore(Loss::Nothing).await;
-        self.life = Scope::new();
-        serve_simulated(&self.network, "s", &server, &self.life);
+        server.restore(StateLoss::Nothing).await;
+        self.server_process = Scope::new();
+        serve_simulated(&self.network, "s", &server, &self.server_process);
         server
     }
 
@@ -155,7 +156,7 @@ fn what_a_client_had_it_has_again_after_a_restart() {
         let (greedy, other) = (machine.client().await, machine.client().await);
         let (files, _) = open_all(&greedy, "g").await;
         let (others, _) = open_all(&other, "o").await;
-        machine.life.kill();
+        machine.server_process.kill();
         machine.network.break_all("s");
         machine.start().await;
         let cx = Context::system();

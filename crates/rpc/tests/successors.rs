@@ -16,7 +16,7 @@ use dray_fabric::sim::Network;
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::client::{ClientSession, RemoteFs, SessionMemory};
-use dray_rpc::server::{Export, Loss, MemoryJournal, Server, ServerOptions};
+use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions, StateLoss};
 use dray_rt::sync::oneshot;
 use dray_rt::{ExecutorHandle, Scope, sleep, timeout};
 
@@ -51,7 +51,7 @@ impl Machine {
         let exports = vec![Export::new("data", Arc::new(fs), Vec::new())];
         let journal = Arc::new(self.journal.clone());
         let server = Server::new(ServerOptions::default(), exports, journal);
-        server.restore(Loss::Nothing).await;
+        server.restore(StateLoss::Nothing).await;
         self.epoch = Scope::new();
         serve_simulated(&self.network, "s", &server, &self.epoch);
         server

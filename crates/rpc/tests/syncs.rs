@@ -23,7 +23,8 @@ const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclu
 /// Everything has been synced in the background by then.
 const SYNCED: Duration = Duration::from_secs(35);
 
-/// A server whose syncs of everything fail once, and those of single files with these numbers.
+/// A server on which the first sync of everything fails, and the syncs of single files with these
+/// numbers.
 fn failing_server(failures: &[u64]) -> Server {
     let fails = |op, nth| {
         let (when, error) = (When::Nth(nth), Some(Errno::EIO));
@@ -56,7 +57,7 @@ async fn sync(file: &dyn OpenFile) -> Option<Errno> {
 /// The next sync of everything succeeded, and counted for it.
 // proves: P105
 #[test]
-fn a_failed_sync_in_the_background_is_told_once_through_each_open_file() {
+fn a_failed_background_sync_is_reported_once_through_each_open_file() {
     simulate(1, async {
         let (network, scope, server) = (Network::new(), Scope::new(), failing_server(&[1]));
         serve_simulated(&network, "s", &server, &scope);
@@ -87,7 +88,7 @@ fn a_failed_sync_in_the_background_is_told_once_through_each_open_file() {
 /// As the kernel of the server does through the open file that it has for the client's.
 // proves: P105
 #[test]
-fn what_the_server_tells_itself_is_not_told_again() {
+fn a_reported_sync_error_is_not_reported_again() {
     simulate(2, async {
         let (network, scope, server) = (Network::new(), Scope::new(), failing_server(&[1, 2]));
         serve_simulated(&network, "s", &server, &scope);
@@ -99,10 +100,10 @@ fn what_the_server_tells_itself_is_not_told_again() {
     });
 }
 
-/// The kernel of the server tells of a failed sync once: to whoever asked for it.
+/// The kernel of the server reports a failed sync once, to the caller of that sync.
 // proves: P105
 #[test]
-fn a_sync_that_failed_for_another_client_is_told() {
+fn a_sync_that_failed_for_another_client_is_reported() {
     simulate(3, async {
         let (network, scope, server) = (Network::new(), Scope::new(), failing_server(&[2]));
         serve_simulated(&network, "s", &server, &scope);
@@ -159,8 +160,8 @@ fn one_client_s_sync_is_everybody_s() {
     });
 }
 
-/// Each of many whose room ran out all the time had everything synced for itself: the server's disks
-/// did nothing else.
+/// Of many clients that constantly ran out of room, each had everything synced for itself: the
+/// server's disks did nothing else.
 // proves: P130
 #[test]
 fn syncs_that_many_want_leave_the_disks_time() {

@@ -1,5 +1,5 @@
-//! What a client says to a server that has forgotten it: believed if an earlier life of the
-//! server has sealed it, and else not.
+//! Statements of a client to a server that has forgotten it. The server believes those that an
+//! earlier server epoch sealed, and no others.
 
 mod common;
 
@@ -21,7 +21,7 @@ use dray_fabric::Address;
 use dray_fabric::sim::Network;
 use dray_layers::{Observed, Observer, Outcome};
 use dray_rpc::client::{ClientSession, RemoteFs, SessionMemory};
-use dray_rpc::server::{Export, Loss, MemoryJournal, Server, ServerOptions};
+use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions, StateLoss};
 use dray_rpc::wire::{
     Call, CallHead, Change, FEATURES, FileDurableStamp, Hello, Input, Proof, ReplyHead, Ticket,
     Welcome, Wire, put_durable_stamp,
@@ -85,23 +85,23 @@ fn server_of(fs: &MemoryFs, journal: &MemoryJournal, options: ServerOptions) -> 
     Server::new(options, vec![export], Arc::new(journal.clone()))
 }
 
-/// Runs `test`, a client by hand, beside one life of a server of [`files`] after the other,
-/// each begun after such a loss. What it answers is handed to the next.
+/// Runs `test`, a client by hand, against one epoch of a server of [`files`] after the other, each
+/// begun after such a loss. The result of each run is handed to the next.
 fn by_hand<T: Send + 'static>(
-    losses: &[Loss],
+    losses: &[StateLoss],
     test: impl FnMut(&Path, [FileId; 3], Option<T>) -> T + Send + Clone + 'static,
 ) {
     let dir = tempfile::tempdir().unwrap();
     let journal = MemoryJournal::default();
     let (mut handed_on, mut kept) = (None, None);
-    for (life, loss) in losses.iter().enumerate() {
-        let socket = dir.path().join(life.to_string());
+    for (epoch, loss) in losses.iter().enumerate() {
+        let socket = dir.path().join(epoch.to_string());
         run(async {
             let (fs, ids) = match kept.take() {
                 Some(kept) => kept,
                 None => files().await,
             };
-            let options = ServerOptions { boot: life as u128 + 1, ..ServerOptions::default() };
+            let options = ServerOptions { boot: epoch as u128 + 1, ..ServerOptions::default() };
             let server = server_of(&fs, &journal, options);
             server.restore(*loss).await;
             serve_sockets(&Address::Unix(socket.clone()), server).await;
@@ -158,7 +158,7 @@ fn write_to(stream: &mut UnixStream, handle: u64) -> i32 {
 // proves: P123
 #[test]
 fn a_hostile_client_opens_nothing_again_that_it_had_not_open() {
-    by_hand(&[Loss::Nothing], |socket, [secret, public, _], _: Option<()>| {
+    by_hand(&[StateLoss::Nothing], |socket, [secret, public, _], _: Option<()>| {
         let (mut stream, _) = client(socket, &NO_PROOF);
         let (read, both) = (OpenHow::READ, OpenHow::READ_WRITE);
         let denied = Errno::EACCES.raw();
@@ -192,11 +192,11 @@ fn a_hostile_client_opens_nothing_again_that_it_had_not_open() {
     });
 }
 
-/// The turn and the stamp were those of the file that was named, and another one was changed,
-/// which somebody else could be about to change.
+/// The grant and the stamp were those of the named file, and another file was changed, possibly
+/// beside another change of it.
 #[test]
 fn a_call_that_names_two_files_changes_neither() {
-    by_hand(&[Loss::Nothing], |socket, [_, public, tmp], _: Option<()>| {
+    by_hand(&[StateLoss::Nothing], |socket, [_, public, tmp], _: Option<()>| {
         let (mut stream, _) = client(socket, &NO_PROOF);
         let open = Call::Open { id: public, how: OpenHow::READ, handle: 6, again: false };
         assert_eq!(errno_of(&mut stream, &users(Op::Open, Some(1)), &open), 0);
@@ -214,8 +214,8 @@ fn a_call_that_names_two_files_changes_neither() {
     });
 }
 
-/// The answer to an opening is given once more to whoever says that he did not get it, and a
-/// server that has forgotten opens the file for that. What it opens must be what was answered.
+/// A client that did not get the answer to an open gets it once more. A server that has forgotten
+/// the open opens the file for that. The file must be that of the first answer.
 // proves: P123
 #[test]
 fn an_answer_given_once_more_opens_what_was_answered_only() {
@@ -225,7 +225,7 @@ fn an_answer_given_once_more_opens_what_was_answered_only() {
         how: CreateHow { mode: 0, ..NEW },
         handle,
     };
-    by_hand(&[Loss::Nothing, Loss::Nothing], move |socket, [secret, _, tmp], before| {
+    by_hand(&[StateLoss::Nothing, StateLoss::Nothing], move |socket, [secret, _, tmp], before| {
         let again = users(Op::Create, Some(1));
         let Some(before) = before else {
             let (mut stream, welcome) = client(socket, &NO_PROOF);
@@ -247,11 +247,11 @@ fn an_answer_given_once_more_opens_what_was_answered_only() {
     });
 }
 
-/// Whoever could have another's changes left out could have his own prevail.
+/// A client that could suppress another one's changes could make its own prevail.
 // proves: P124
 #[test]
 fn what_is_on_media_is_believed_with_the_servers_seal_only() {
-    by_hand(&[Loss::Nothing, Loss::Unsynced], |socket, [_, _, tmp], before| {
+    by_hand(&[StateLoss::Nothing, StateLoss::Unsynced], |socket, [_, _, tmp], before| {
         let shared = CreateHow { mode: 0o666, ..NEW };
         let Some((hostile, honest, id, stamp, ticket, sealed)) = before else {
             let (mut stream, hostile) = client(socket, &NO_PROOF);
@@ -342,9 +342,9 @@ fn what_was_open_is_open_again_whatever_its_mode() {
         simulate(3, async {
             let network = Network::new();
             let ((fs, [_, _, tmp]), journal) = (files().await, MemoryJournal::default());
-            let mut life = Scope::new();
+            let mut server_process = Scope::new();
             let server = server_of(&fs, &journal, ServerOptions::default());
-            serve_simulated(&network, "s", &server, &life);
+            serve_simulated(&network, "s", &server, &server_process);
             let memory = SessionMemory::create_memfd().unwrap();
             let heir = memory.fd().unwrap().try_clone_to_owned().unwrap();
             let session = ClientSession::connect(network.connector("s"), client_options(), memory);
@@ -354,7 +354,7 @@ fn what_was_open_is_open_again_whatever_its_mode() {
                 (client.session().node(), dray_core::RequestId(77));
             let how = CreateHow { mode: 0o400, ..NEW };
             let (entry, mut file) = client.create(&cx, tmp, name("locked"), how).await.unwrap();
-            life.kill();
+            server_process.kill();
             network.break_all("s");
             let mut now = client.clone();
             if successor {
@@ -363,10 +363,10 @@ fn what_was_open_is_open_again_whatever_its_mode() {
                 let session =
                     ClientSession::connect(network.connector("s"), client_options(), memory);
                 let heir = dray_rt::spawn_join(session);
-                life = Scope::new();
+                server_process = Scope::new();
                 let server = server_of(&fs, &journal, ServerOptions::default());
-                server.restore(Loss::Nothing).await;
-                serve_simulated(&network, "s", &server, &life);
+                server.restore(StateLoss::Nothing).await;
+                serve_simulated(&network, "s", &server, &server_process);
                 now = RemoteFs::new(heir.await.unwrap().unwrap());
                 std::mem::forget(std::mem::replace(
                     &mut file,
@@ -374,10 +374,10 @@ fn what_was_open_is_open_again_whatever_its_mode() {
                 ));
                 now.attached();
             } else {
-                life = Scope::new();
+                server_process = Scope::new();
                 let server = server_of(&fs, &journal, ServerOptions::default());
-                server.restore(Loss::Nothing).await;
-                serve_simulated(&network, "s", &server, &life);
+                server.restore(StateLoss::Nothing).await;
+                serve_simulated(&network, "s", &server, &server_process);
             }
             (cx.origin.node, cx.origin.request) = (now.session().node(), dray_core::RequestId(78));
             file.write(&cx, Write::at(0), Buf::from(&b"goes on"[..])).await.unwrap();
@@ -395,7 +395,7 @@ fn what_was_open_is_open_again_whatever_its_mode() {
 fn resume(socket: &Path, (session, secret): (u64, [u8; 16])) -> (UnixStream, Welcome) {
     use dray_rpc::auth::{Key, Role, Transcript};
     use dray_rpc::wire::Challenge;
-    let mut stream = common::raw::stranger(socket);
+    let mut stream = common::raw::unauthenticated(socket);
     let hello = Hello { features: FEATURES, ..hello("data") }.message();
     stream.write_all(&frame(&hello, b"")).unwrap();
     let challenge = Challenge::from_message(&read_frame(&mut stream).unwrap().0).unwrap();
@@ -436,17 +436,17 @@ fn what_stays_open_outlives_any_number_of_keys() {
         let closed =
             SetAttr { mode: Some(0), uid: Some(Uid(0)), gid: Some(Gid(0)), ..SetAttr::default() };
         fs.setattr(&Context::system(), file.id(), closed).await.unwrap();
-        for life in 0..4u64 {
+        for epoch in 0..4u64 {
             sleep(DAY).await;
             scope.kill();
             network.break_all("s");
             scope = Scope::new();
             let server = server_of(&fs, &journal, ServerOptions::default());
-            server.restore(Loss::Nothing).await;
+            server.restore(StateLoss::Nothing).await;
             serve_simulated(&network, "s", &server, &scope);
             sleep(Duration::from_secs(5)).await;
-            let written = file.write(&user(), Write::at(life), Buf::from(&b"x"[..])).await;
-            assert_eq!(written.unwrap(), 1, "life {life}");
+            let written = file.write(&user(), Write::at(epoch), Buf::from(&b"x"[..])).await;
+            assert_eq!(written.unwrap(), 1, "epoch {epoch}");
         }
     });
 }

@@ -1,13 +1,13 @@
-//! Changes without a replay slot. They would be made beside the order that changes have, by which a
-//! read in two halves is one, and by which the next life of a server tells whose a file is.
+//! Changes without a replay slot. They would be made without range grants. Grants make a split read
+//! one read, and let the next server epoch decide who made a file.
 
 mod common;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::lives::{Hand, Lives, held_up, wait_noted};
 use common::memory;
+use common::server_epochs::{Hand, ServerEpochs, held_up, wait_noted};
 use dray_backends::memory::MemoryFs;
 use dray_core::{
     Allocate, Buf, Context, CreateHow, Errno, FileId, FileSystem, Lock, LockFamily, LockKind,
@@ -20,10 +20,10 @@ use dray_rpc::wire::{Call, CallHead};
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o666, exclusive: true };
 /// Time for two calls.
 const LATE: Duration = Duration::from_secs(1);
-/// Half of the file that is read in two.
+/// Half of the file, the length of each part of the split read.
 const HALF: usize = 1000;
 
-/// With the files `f` and `g`, of two halves each.
+/// With the files `f` and `g`, each of twice that length.
 async fn files() -> (MemoryFs, [FileId; 2]) {
     let (fs, cx) = (memory(), Context::system());
     let mut ids = Vec::new();
@@ -96,10 +96,10 @@ fn open_both(hand: &mut Hand, ids: [FileId; 2]) {
 
 // proves: P82
 #[test]
-fn a_change_in_no_slot_is_refused_and_what_changes_nothing_is_not() {
+fn a_change_without_a_slot_is_refused_and_a_read_is_not() {
     let (fs, ids) = common::run(files());
     let (root, before) = (fs.info().root, common::run(seen(&fs, ids)));
-    Lives::of(Arc::new(fs.clone())).live(Vec::new(), move |socket| {
+    ServerEpochs::of(Arc::new(fs.clone())).run(Vec::new(), move |socket| {
         let mut hand = Hand::new(socket);
         open_both(&mut hand, ids);
         let all = changes(root, ids);
@@ -132,12 +132,12 @@ fn a_change_in_no_slot_is_refused_and_what_changes_nothing_is_not() {
     assert_eq!(common::run(seen(&fs, ids)), before);
 }
 
-/// Both halves bore the stamp of one version, and one of them was of before a write.
+/// Both parts bore the stamp of one version, and one of them was from before a write.
 // proves: P82
 #[test]
-fn a_read_in_two_halves_is_not_torn_by_a_change_that_comes_beside_the_order() {
+fn a_split_read_is_not_torn_by_a_change_without_a_range_grant() {
     let (fs, ids) = common::run(files());
-    Lives::of(Arc::new(fs)).live(Vec::new(), move |socket| {
+    ServerEpochs::of(Arc::new(fs)).run(Vec::new(), move |socket| {
         let (mut reader, mut writer) = (Hand::new(socket), Hand::new(socket));
         open_both(&mut reader, ids);
         open_both(&mut writer, ids);
@@ -157,17 +157,18 @@ fn a_read_in_two_halves_is_not_torn_by_a_change_that_comes_beside_the_order() {
     });
 }
 
-/// A change waited for its turn, and changed what its client had opened under the same number meanwhile.
+/// A change waited for its grant, and changed the file that its client had opened under the same
+/// number meanwhile.
 // proves: P82
 #[test]
-fn a_change_is_made_to_the_file_that_it_has_its_turn_for() {
+fn a_change_is_made_to_the_file_that_its_range_grant_is_for() {
     let (fs, ids) = common::run(files());
     let (after, cx) = (fs.clone(), Context::system());
     let late = Fault { error: None, delay: LATE, ..held_up(Op::Getattr, 1) };
-    Lives::of(Arc::new(fs)).live(vec![late], move |socket| {
+    ServerEpochs::of(Arc::new(fs)).run(vec![late], move |socket| {
         let mut hand = Hand::new(socket);
         open_both(&mut hand, ids);
-        // It is told where the end is late, in its turn.
+        // It learns the end of the file late, while it has its grant.
         let append = Call::Write { handle: 1, how: Write { append: true, ..Write::at(0) } };
         let head = CallHead { tag: 1, ..hand.next(0, Op::Write) };
         hand.send(head, &append, b"data");
@@ -180,17 +181,17 @@ fn a_change_is_made_to_the_file_that_it_has_its_turn_for() {
     assert_eq!(attr.size, 2 * HALF as u64);
 }
 
-/// What was cut short had the turn of one file, and was made to another: to what its client had opened
-/// under the same number when it came again.
+/// A change that was cut short had the grant of one file, and was made to another. That one had the
+/// same number when the client repeated the change.
 // proves: P82
 #[test]
 fn a_change_that_comes_again_for_another_file_is_a_new_one() {
     let (fs, ids) = common::run(files());
     let (after, cx) = (fs.clone(), Context::system());
-    let mut lives = Lives::of(Arc::new(fs));
-    let journal = lives.journal.clone();
+    let mut epochs = ServerEpochs::of(Arc::new(fs));
+    let journal = epochs.journal.clone();
     let append = || Call::Write { handle: 1, how: Write { append: true, ..Write::at(0) } };
-    let session = lives.live(vec![held_up(Op::Write, 1)], move |socket| {
+    let session = epochs.run(vec![held_up(Op::Write, 1)], move |socket| {
         let mut hand = Hand::new(socket);
         open_both(&mut hand, ids);
         let head = hand.next(0, Op::Write);
@@ -205,7 +206,7 @@ fn a_change_that_comes_again_for_another_file_is_a_new_one() {
         let cut = SetAttr { size: Some(3), ..SetAttr::default() };
         open(ids[1]).await.setattr(&cx, cut).await.unwrap();
     });
-    lives.live(Vec::new(), move |socket| {
+    epochs.run(Vec::new(), move |socket| {
         let mut hand = Hand::back(socket, session);
         open_both(&mut hand, [ids[1], ids[0]]);
         assert_eq!(hand.change(0, &append(), b"data").errno(), 0);
@@ -214,24 +215,24 @@ fn a_change_that_comes_again_for_another_file_is_a_new_one() {
     assert_eq!(attr.size, 7);
 }
 
-/// One was told so by the server that had made the file for it, the other by the next one, which found
-/// the file under the name.
+/// One got success from the server that had made the file for it, the other from the next one,
+/// which found the file under the name.
 // proves: P82
 #[test]
-fn of_two_who_create_a_file_exclusively_one_wins_over_a_death_of_the_server() {
+fn one_of_two_exclusive_creates_wins_over_a_server_restart() {
     let fs = memory();
     let root = fs.info().root;
     let create = move |handle| Call::Create { dir: root, name: b"lock", how: NEW, handle };
-    let mut lives = Lives::of(Arc::new(fs));
-    let journal = lives.journal.clone();
-    let (session, other) = lives.live(vec![held_up(Op::Create, 1)], move |socket| {
+    let mut epochs = ServerEpochs::of(Arc::new(fs));
+    let journal = epochs.journal.clone();
+    let (session, other) = epochs.run(vec![held_up(Op::Create, 1)], move |socket| {
         let (mut hand, mut other) = (Hand::new(socket), Hand::new(socket));
         let head = hand.next(0, Op::Create);
         hand.send(head, &create(1), b"");
         wait_noted(&journal, Op::Create);
         (hand.session, other.ask(0, &create(1), b"").errno())
     });
-    let again = lives.live(Vec::new(), move |socket| {
+    let again = epochs.run(Vec::new(), move |socket| {
         Hand::back(socket, session).change(0, &create(1), b"").errno()
     });
     assert_eq!([again, other].iter().filter(|errno| **errno == 0).count(), 1);

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::raw::{
-    NO_PROOF, ask, frame, guest_as, head, hello, identity, message, read_frame, stranger,
+    NO_PROOF, ask, frame, guest_as, head, hello, identity, message, read_frame, unauthenticated,
 };
 use common::{client_options, connect, memory, run, serve_sockets, server_of};
 use dray_core::{
@@ -60,12 +60,12 @@ const LATER_OP: u8 = 200;
 #[test]
 fn a_client_of_the_next_version_is_served() {
     with_server(|socket| {
-        let mut stream = stranger(socket);
+        let mut stream = unauthenticated(socket);
         let next = Hello { version_max: VERSION_MAX + 1, features: 1 << 63, ..hello("data") };
         stream.write_all(&frame(&longer(next.message()), b"")).unwrap();
         let challenge = Challenge::from_message(&read_frame(&mut stream).unwrap().0).unwrap();
         assert_eq!((challenge.version, challenge.features), (VERSION_MAX, 0));
-        // Whoever appends a field writes those before it, too.
+        // A sender that appends a field writes those before it, too.
         let of_no_definition = [NO_PROOF.message(), 0u64.to_le_bytes().to_vec()].concat();
         stream.write_all(&frame(&longer(of_no_definition), b"")).unwrap();
         Welcome::from_message(&read_frame(&mut stream).unwrap().0).unwrap();
@@ -94,13 +94,13 @@ fn versions_too_far_apart_are_refused_by_name() {
     with_server(|socket| {
         let far = Hello { version_min: 7, version_max: 9, ..hello("data") }.message();
         for message in [far.clone(), far[..6].to_vec()] {
-            let mut stream = stranger(socket);
+            let mut stream = unauthenticated(socket);
             stream.write_all(&frame(&message, b"")).unwrap();
             let refused = refusal(&read_frame(&mut stream).unwrap().0);
             assert_eq!(i32::from(refused.errno), Errno::EPROTONOSUPPORT.raw());
             assert!(refused.message.contains("7 to 9"), "{}", refused.message);
         }
-        let mut stream = stranger(socket);
+        let mut stream = unauthenticated(socket);
         let other = Hello { auth: Auth::Other(7), ..hello("data") };
         stream.write_all(&frame(&other.message(), b"")).unwrap();
         let refused = refusal(&read_frame(&mut stream).unwrap().0);
@@ -327,7 +327,7 @@ fn a_client_of_the_version_before_is_served() {
     });
 }
 
-/// It would skip the question, and whoever looks at the server would wait for it.
+/// It would skip the question, and a status request would wait for it.
 // proves: P136
 #[test]
 fn a_client_that_knows_nothing_of_jobs_is_not_asked() {
@@ -357,8 +357,8 @@ fn a_client_that_knows_nothing_of_jobs_is_not_asked() {
     });
 }
 
-/// A client whose kernel does not look at who calls must know of it. Servers of former versions do not say
-/// that all users are one: they are not gone on with by who counts on it.
+/// A client must know of it if its kernel does not check its callers. Servers of former versions do
+/// not say that all users are one: a client that depends on it does not continue with them.
 #[test]
 fn a_server_says_whether_all_users_are_one_there() {
     for one_user in [true, false] {

@@ -17,7 +17,7 @@ use dray_fabric::sim::Network;
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::client::RemoteFs;
-use dray_rpc::server::{Export, Loss, Lost, MemoryJournal, Server, ServerOptions};
+use dray_rpc::server::{Export, ExportLost, MemoryJournal, Server, ServerOptions, StateLoss};
 use dray_rt::{Scope, sleep, spawn_join, timeout};
 
 const HOW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o666, exclusive: false };
@@ -27,7 +27,7 @@ struct Rig {
     network: Network,
     server: Server,
     disk: MemoryDisk,
-    _life: Scope,
+    _server_process: Scope,
 }
 
 impl Rig {
@@ -36,10 +36,10 @@ impl Rig {
         let options = ServerOptions { boot: 1, ..ServerOptions::default() };
         let journal = Arc::new(MemoryJournal::default());
         let server = Server::awaiting(options, &["data"], journal);
-        let life = Scope::new();
-        serve_simulated(&network, "s", &server, &life);
+        let server_process = Scope::new();
+        serve_simulated(&network, "s", &server, &server_process);
         let disk = MemoryDisk::new(MemoryOptions { root_mode: 0o777, ..MemoryOptions::default() });
-        let rig = Rig { network, server, disk, _life: life };
+        let rig = Rig { network, server, disk, _server_process: server_process };
         rig.open().await;
         rig
     }
@@ -50,17 +50,17 @@ impl Rig {
     }
 
     async fn open(&self) {
-        self.server.open(self.export(Vec::new()), Loss::Nothing).await.unwrap();
+        self.server.open(self.export(Vec::new()), StateLoss::Nothing).await.unwrap();
     }
 
     /// Takes the export away, and waits until nothing of it is in use.
     async fn withdraw(&self) {
-        let withdrawn = self.server.withdraw("data", Loss::Nothing).unwrap();
-        assert!(self.server.withdraw("data", Loss::Nothing).is_none());
+        let withdrawn = self.server.withdraw("data", StateLoss::Nothing).unwrap();
+        assert!(self.server.withdraw("data", StateLoss::Nothing).is_none());
         while withdrawn.is_in_use() {
             sleep(Duration::from_millis(1)).await;
         }
-        assert_eq!(withdrawn.loss, Loss::Nothing);
+        assert_eq!(withdrawn.loss, StateLoss::Nothing);
     }
 
     async fn mount(&self) -> RemoteFs {
@@ -145,8 +145,8 @@ fn changes_are_made_once_however_often_their_export_goes_away() {
     }
 }
 
-/// A file system that has died says so, and whoever sees it first has set the flag: the error is no
-/// answer, neither then nor when it is asked for again.
+/// A file system that has died reports so, and the first watcher sets the flag. The error is then
+/// no answer, neither at once nor to a repeated call.
 #[test]
 fn what_fails_because_an_export_is_lost_is_no_answer() {
     simulate(1, async {
@@ -162,7 +162,7 @@ fn what_fails_because_an_export_is_lost_is_no_answer() {
         };
         let export = rig.export(vec![broken(Op::Make)]);
         let export = export.that_may_be_lost(lost.clone());
-        rig.server.open(export, Loss::Nothing).await.unwrap();
+        rig.server.open(export, StateLoss::Nothing).await.unwrap();
         lost.store(true, Ordering::SeqCst);
         let making = {
             let fs = fs.clone();
@@ -173,7 +173,7 @@ fn what_fails_because_an_export_is_lost_is_no_answer() {
         // It dies once more before it is known what became of the change.
         let lost = Arc::new(AtomicBool::new(true));
         let export = rig.export(vec![broken(Op::Lookup)]).that_may_be_lost(lost);
-        assert_eq!(rig.server.open(export, Loss::Nothing).await, Err(Lost));
+        assert_eq!(rig.server.open(export, StateLoss::Nothing).await, Err(ExportLost));
         assert!(timeout(Duration::from_secs(1), rig.server.opened()).await.is_err());
         rig.open().await;
         making.await.unwrap().unwrap();

@@ -143,13 +143,13 @@ fn connections_that_are_read_when_their_client_has_left_them() {
 
 #[test]
 fn rights_that_are_taken_before_what_was_opened_ahead_is_closed() {
-    found_out(Sabotage::Ahead, &[Run::Of(WorkloadKind::Rights)], "");
+    found_out(Sabotage::OpenAhead, &[Run::Of(WorkloadKind::Rights)], "");
 }
 
 // proves: P17
 #[test]
 fn halves_of_reads_that_are_of_two_versions() {
-    found_out(Sabotage::Halves, &[REGISTER], "");
+    found_out(Sabotage::SplitReads, &[REGISTER], "");
 }
 
 #[test]
@@ -160,12 +160,12 @@ fn reads_that_see_half_of_a_write() {
 #[test]
 fn what_was_cut_short_and_is_open_to_others() {
     let kinds = [WorkloadKind::Words, WorkloadKind::Copies, WorkloadKind::Puts];
-    found_out(Sabotage::Turns, &kinds.map(Run::CutShort), "");
+    found_out(Sabotage::CutShortGrants, &kinds.map(Run::CutShort), "");
 }
 
 #[test]
 fn removed_files_that_are_not_kept_for_who_returns() {
-    found_out(Sabotage::Custody, &[Run::Of(WorkloadKind::Deleted)], "while it is open");
+    found_out(Sabotage::HeldFiles, &[Run::Of(WorkloadKind::Deleted)], "while it is open");
 }
 
 #[test]
@@ -182,10 +182,10 @@ fn syncs_that_are_answered_and_not_made() {
 
 #[test]
 fn what_is_sent_again_and_dropped_or_made_in_the_wrong_order() {
-    found_out(Sabotage::Redo, &POWER, "");
-    found_out(Sabotage::RedoOrder, &POWER, "");
-    found_out(Sabotage::RedoGate, &POWER, "");
-    found_out(Sabotage::RedoFloor, &[Run::Power(PowerKind::Register)], "no order");
+    found_out(Sabotage::Replay, &POWER, "");
+    found_out(Sabotage::ReplayOrder, &POWER, "");
+    found_out(Sabotage::ReplayGate, &POWER, "");
+    found_out(Sabotage::ReplayDurableStamps, &[Run::Power(PowerKind::Register)], "no order");
 }
 
 // proves: P6
@@ -208,12 +208,13 @@ fn who_was_evicted_and_is_let_in_again() {
 // proves: P8
 #[test]
 fn changes_that_those_who_cache_are_not_told_of() {
-    found_out(Sabotage::Untold, &[Run::Of(WorkloadKind::Told)], "was not notified");
+    found_out(Sabotage::Notifications, &[Run::Of(WorkloadKind::Told)], "was not notified");
     // Also by the seeds of the ordinary test.
     let kinds = WorkloadKind::ALL.len() as u64;
     let told =
         WorkloadKind::ALL.iter().position(|kind| *kind == WorkloadKind::Told).unwrap() as u64;
-    let found =
-        (told..300).step_by(kinds as usize).any(|seed| run(seed, Some(Sabotage::Untold)).is_err());
+    let found = (told..300)
+        .step_by(kinds as usize)
+        .any(|seed| run(seed, Some(Sabotage::Notifications)).is_err());
     assert!(found, "no seed of the smoke fails");
 }

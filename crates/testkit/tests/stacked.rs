@@ -16,7 +16,7 @@ use dray_core::{
 use dray_fabric::sim::Network;
 use dray_layers::{Observed, Observer, Outcome};
 use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, SessionMemory};
-use dray_rpc::server::{Export, Loss, MemoryJournal, Server, ServerOptions};
+use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions, StateLoss};
 use dray_rt::{ExecutorHandle, Scope, sleep, spawn_join};
 use dray_testkit::fixture::{TempDir, simulate};
 
@@ -151,7 +151,7 @@ impl Site {
             client.fs.attached();
             let export = Export::new(EXPORT, Arc::new(client.fs.clone()), Vec::new());
             let server = Server::new(ServerOptions::default(), vec![export], Arc::new(journal));
-            server.restore(Loss::Nothing).await;
+            server.restore(StateLoss::Nothing).await;
             listen(&network, "between", &server);
             let _ = give.send((client.fs, server)); // the test waits for it
         });

@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dray_fabric::{Address, Listening, listen};
-use dray_rpc::server::{Loss, Server};
+use dray_rpc::server::{Server, StateLoss};
 use dray_rt::{DriverKind, Executor, ExecutorHandle, Scope, timeout};
 
 use crate::args::ServeArgs;
@@ -212,15 +212,15 @@ fn is_closed(config: &Path) -> bool {
 
 /// What the server before us has left: its sessions, its start of the machine, and what a loss of
 /// power has undone of its work.
-fn former_server(state: &Path, boot: u128) -> Result<(ServerJournal, Boot, Loss), Failure> {
+fn former_server(state: &Path, boot: u128) -> Result<(ServerJournal, Boot, StateLoss), Failure> {
     // Nobody knows then who is to be waited for.
     let sessions_lost = !ServerJournal::is_there(state);
     let journal = ServerJournal::open(state)?;
     let boot = Boot::begin(state, boot)?;
     let loss = match boot.machine_lost {
-        true if sessions_lost => Loss::SessionsToo,
-        true => Loss::Unsynced,
-        false => Loss::Nothing,
+        true if sessions_lost => StateLoss::SessionsToo,
+        true => StateLoss::Unsynced,
+        false => StateLoss::Nothing,
     };
     Ok((journal, boot, loss))
 }
@@ -250,7 +250,7 @@ fn openings(
         &Option<Arc<DescriptorStoreClient>>,
         Descriptors,
     ),
-    (loss, boot): (Loss, u128),
+    (loss, boot): (StateLoss, u128),
 ) -> Result<Vec<Arc<ExportOpener>>, Failure> {
     let opening = |(plan_of, exported): (&ExportPlan, &Arc<ExportState>)| {
         Ok(Arc::new(ExportOpener {

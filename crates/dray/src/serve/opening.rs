@@ -10,7 +10,7 @@ use std::time::Duration;
 use dray_backends::backend::{BackendResources, DescriptorStore, FoundBackend, Squash};
 use dray_layers::faults::{Fault, Faults};
 use dray_layers::{ObservedExport, Observer, observe_export};
-use dray_rpc::server::{Export, Loss, Lost, Server};
+use dray_rpc::server::{Export, ExportLost, Server, StateLoss};
 use dray_rt::{DriverKind, Executor};
 
 use crate::error::{ErrorContext, Failure};
@@ -50,7 +50,7 @@ pub struct ExportOpener {
     pub descriptor_store: Option<Arc<DescriptorStoreClient>>,
     pub descriptors: Descriptors,
     pub server: Server,
-    pub loss: Loss,
+    pub loss: StateLoss,
     /// The start of the machine.
     pub boot: u128,
 }
@@ -121,7 +121,11 @@ impl ExportOpener {
     }
 
     /// Tries until the export is open, and answers how long that took.
-    fn open_at_last(&self, loss: Loss, report: Option<&Sender<Result<(), Failure>>>) -> Duration {
+    fn open_at_last(
+        &self,
+        loss: StateLoss,
+        report: Option<&Sender<Result<(), Failure>>>,
+    ) -> Duration {
         // The start may have gone on without this outcome.
         let say = |outcome| report.map(|report| report.send(outcome));
         loop {
@@ -150,13 +154,13 @@ impl ExportOpener {
         }
     }
 
-    fn open(&self, loss: Loss) -> Result<(), OpenFailure> {
+    fn open(&self, loss: StateLoss) -> Result<(), OpenFailure> {
         let mut executor =
             Executor::new(DriverKind::Epoll).doing(|| "cannot start an executor".into())?;
         let export = self.below()?;
         self.wait_for_former()?;
         let opened = executor.block_on(self.server.open(export, loss));
-        opened.map_err(|Lost| self.died())
+        opened.map_err(|ExportLost| self.died())
     }
 
     /// Takes the export away from its clients, as if the server had died, and opens it again once it

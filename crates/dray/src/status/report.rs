@@ -271,9 +271,9 @@ fn server(sessions: &[SessionStatus]) -> Value {
         "calls": of_channels(|channel| channel.calls),
         "closes_one_way": of_channels(|channel| channel.one_way),
         "opened_at_lookup": {
-            "made": sessions.iter().map(|session| session.ahead.made).sum::<u64>(),
-            "used": sessions.iter().map(|session| session.ahead.used).sum::<u64>(),
-            "given_up": sessions.iter().map(|session| session.ahead.given_up).sum::<u64>(),
+            "made": sessions.iter().map(|session| session.open_ahead.made).sum::<u64>(),
+            "used": sessions.iter().map(|session| session.open_ahead.used).sum::<u64>(),
+            "given_up": sessions.iter().map(|session| session.open_ahead.given_up).sum::<u64>(),
         },
         "calls_resent": of_channels(|channel| channel.resent),
         "calls_in_flight": of_channels(|channel| channel.in_flight),

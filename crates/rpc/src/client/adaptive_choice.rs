@@ -30,14 +30,14 @@ pub(crate) struct AdaptiveChoice {
 struct State {
     chosen: u64,
     whole: Option<u64>,
-    halves: Option<u64>,
+    split: Option<u64>,
 }
 
 impl State {
     fn faster(&self) -> ReadMode {
-        match (self.whole, self.halves) {
-            (Some(whole), Some(halves))
-                if halves.saturating_mul(100 + GAIN_MIN_PERCENT) > whole.saturating_mul(100) =>
+        match (self.whole, self.split) {
+            (Some(whole), Some(split))
+                if split.saturating_mul(100 + GAIN_MIN_PERCENT) > whole.saturating_mul(100) =>
             {
                 ReadMode::Whole
             }
@@ -67,7 +67,7 @@ impl AdaptiveChoice {
         let mut state = self.lock();
         let known = match way {
             ReadMode::Whole => &mut state.whole,
-            ReadMode::Split => &mut state.halves,
+            ReadMode::Split => &mut state.split,
         };
         let before = known.unwrap_or(time);
         // A thread that was not let onto its CPU for a while says nothing about either way. If it
@@ -82,22 +82,22 @@ impl AdaptiveChoice {
 mod tests {
     use super::*;
 
-    fn run(pace: &AdaptiveChoice, reads: usize, whole_us: u64, halves_us: u64) -> usize {
-        run_with_pauses(pace, reads, (whole_us, halves_us), usize::MAX)
+    fn run(choice: &AdaptiveChoice, reads: usize, whole_us: u64, split_us: u64) -> usize {
+        run_with_pauses(choice, reads, (whole_us, split_us), usize::MAX)
     }
 
-    /// One in so many takes 3 ms longer, whichever way it goes. Answers how many were in halves.
+    /// One in so many takes 3 ms longer, whichever way it goes. Answers how many were split.
     fn run_with_pauses(
-        pace: &AdaptiveChoice,
+        choice: &AdaptiveChoice,
         reads: usize,
         of: (u64, u64),
         pause_every: usize,
     ) -> usize {
         let one = |number: usize| {
-            let way = pace.choose();
+            let way = choice.choose();
             let us = if way == ReadMode::Whole { of.0 } else { of.1 };
             let us = if number % pause_every == pause_every - 1 { us + 3000 } else { us };
-            pace.took(way, 1 << 20, Duration::from_micros(us));
+            choice.took(way, 1 << 20, Duration::from_micros(us));
             usize::from(way == ReadMode::Split)
         };
         (0..reads).map(one).sum()
@@ -105,24 +105,24 @@ mod tests {
 
     #[test]
     fn the_faster_way_is_taken_and_the_other_tried() {
-        let pace = AdaptiveChoice::default();
-        assert_eq!(run(&pace, 320, 500, 300), 310);
+        let choice = AdaptiveChoice::default();
+        assert_eq!(run(&choice, 320, 500, 300), 310);
         // Something else is on the second CPU now.
-        let halves = run(&pace, 3200, 500, 900);
-        assert!((100..200).contains(&halves), "{halves} of 3200");
-        // It has gone: halves are found out to be better before long.
-        assert!(run(&pace, 6400, 500, 300) > 4000);
+        let split = run(&choice, 3200, 500, 900);
+        assert!((100..200).contains(&split), "{split} of 3200");
+        // It has gone: split reads are found out to be better before long.
+        assert!(run(&choice, 6400, 500, 300) > 4000);
         // A little faster is not worth it.
-        assert!(run(&pace, 6400, 500, 480) < 1000);
+        assert!(run(&choice, 6400, 500, 480) < 1000);
     }
 
     #[test]
     fn a_read_that_was_held_up_does_not_change_the_way() {
         for pause_every in [37, 75, 150] {
             let better = run_with_pauses(&AdaptiveChoice::default(), 6400, (500, 400), pause_every);
-            assert!(better > 6000, "{better} of 6400 in halves, 1 in {pause_every} held up");
+            assert!(better > 6000, "{better} of 6400 were split, 1 in {pause_every} held up");
             let worse = run_with_pauses(&AdaptiveChoice::default(), 6400, (500, 520), pause_every);
-            assert!(worse < 400, "{worse} of 6400 in halves, 1 in {pause_every} held up");
+            assert!(worse < 400, "{worse} of 6400 were split, 1 in {pause_every} held up");
         }
     }
 }

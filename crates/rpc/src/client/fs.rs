@@ -183,7 +183,7 @@ impl RemoteFs {
         (dir, name): (FileId, &Name),
         (guess, handle): (Guess, u64),
     ) -> Result<Entry> {
-        let ahead = &self.session.link.ahead;
+        let ahead = &self.session.link.open_ahead;
         let call = Call::LookupOpen { dir, name: name.as_bytes(), how: guess.how, handle };
         match self.send::<(Entry, bool)>(cx, &call, None, None).await {
             Ok(((entry, open), made)) => {
@@ -215,15 +215,15 @@ impl RemoteFs {
         how: OpenHow,
     ) -> Option<(RemoteFile, SessionState)> {
         let link = &self.session.link;
-        let (opened, surplus) = link.ahead.take(cx, id, how);
+        let (opened, surplus) = link.open_ahead.take(cx, id, how);
         self.close_surplus(surplus);
         let opened = opened?;
         if !link.files.aliases.note(link.own_request_of(cx), opened.handle) {
-            self.close_surplus(Some(link.ahead.unused(&opened)));
+            self.close_surplus(Some(link.open_ahead.unused(&opened)));
             return None;
         }
         let file = self.file(id, opened.handle, how, (None, opened.ticket));
-        link.ahead.used(&opened);
+        link.open_ahead.used(&opened);
         Some((file, opened.session_state))
     }
 
@@ -237,7 +237,7 @@ impl RemoteFs {
     ) -> Result<Arc<dyn OpenFile>> {
         // What a lookup has opened had its name then, and may have lost it since.
         if place.is_some() {
-            self.close_surplus(self.session.link.ahead.passed_over(cx));
+            self.close_surplus(self.session.link.open_ahead.passed_over(cx));
         } else if let Some((file, session_state)) = self.opened_ahead(cx, id, how) {
             return Ok(Arc::new(file.confirmed(cx, session_state).await?));
         }
@@ -332,13 +332,13 @@ impl FileSystem for RemoteFs {
                 return self.ask(cx, Call::Lookup { dir, name: name.as_bytes() }).await;
             }
             let handle = link.handle_of(cx);
-            let (guess, surplus) = link.ahead.expect(cx, dir, handle);
+            let (guess, surplus) = link.open_ahead.expect(cx, dir, handle);
             self.close_surplus(surplus);
             if let Some(guess) = guess {
                 return self.lookup_open(cx, (dir, name), (guess, handle)).await;
             }
             let entry = self.ask(cx, Call::Lookup { dir, name: name.as_bytes() }).await?;
-            link.ahead.found(cx, dir, &entry);
+            link.open_ahead.found(cx, dir, &entry);
             Ok(entry)
         })
     }
@@ -350,7 +350,7 @@ impl FileSystem for RemoteFs {
     fn getattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Attr>> {
         Box::pin(async move {
             // What looks at a file that it looked up does not open it now.
-            self.close_surplus(self.session.link.ahead.passed_over(cx));
+            self.close_surplus(self.session.link.open_ahead.passed_over(cx));
             self.ask(cx, Call::Getattr { id, handle: None }).await
         })
     }

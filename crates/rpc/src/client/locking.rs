@@ -30,8 +30,8 @@ impl RemoteFile {
         let cx = other.as_ref().unwrap_or(cx);
         self.within_limit(link.held.clear(cx, self.id)).await?;
         link.held.admit(&lock)?;
-        // What is given back is not claimed again, whether or not the answer comes:
-        // another client may have it by then.
+        // A lock that is released is not reclaimed, whether or not the answer comes: another client
+        // may have it by then.
         link.held.given_up(self.id, lock);
         let held = HeldLock { handle, id: self.id, how: self.how, lock };
         let mut look = LOOK_FIRST;
@@ -39,8 +39,8 @@ impl RemoteFile {
             let place = if wait { self.place_to_wait()? } else { None };
             let call = Call::Lock { handle, lock, wait: place.is_some(), reclaim: false };
             let asked = self.send::<()>(cx, &call, None, (None, None)).await;
-            // Who is refused another kind of flock, or gives up waiting for it, has none any more: the
-            // former one went first.
+            // A caller that is refused another kind of flock, or gives up waiting for it, has none
+            // any more: the former one went first.
             let refused = |error: &Error| matches!(error.errno(), Errno::EAGAIN | Errno::EINTR);
             if lock.family == LockFamily::Flock && asked.as_ref().is_err_and(refused) {
                 link.held.given_up(self.id, Lock { kind: LockKind::Unlock, ..lock });
@@ -67,8 +67,8 @@ impl RemoteFile {
         }
     }
 
-    /// Gives up the fcntl locks of `owner`, who has closed a descriptor of the file. They are
-    /// gone whatever the server has heard of that: where it fails, it is made up for later.
+    /// Releases the fcntl locks of `owner`, which has closed a descriptor of the file. They count
+    /// as released at once: a failed call is repeated later.
     pub(super) async fn give_up_locks(&self, cx: &Context, owner: LockOwner) -> Result<()> {
         let link = &self.session.link;
         let owner = link.owner_of(cx, owner);

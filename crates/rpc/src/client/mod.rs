@@ -1,4 +1,4 @@
-//! The client end: a `FileSystem` whose operations a server carries out.
+//! The client end: a `FileSystem` that sends its operations to a server.
 //!
 //! A [`ClientSession`] is what the server knows of a mount; it outlives connections. Each thread that works
 //! for the mount attaches a channel of its own, with one connection, so that a call crosses no thread.

@@ -40,10 +40,10 @@ pub struct ClientOptions {
     /// Reads of this size and larger ones may be split over two connections;
     /// [`ClientOptions::SPLIT_MIN_BYTES`] is a good choice.
     pub split_min_bytes: u32,
-    /// Data and attributes of open files are cached: the server is to tell of changes by others
-    /// ([`SessionControl::hear_changes_by`](dray_core::SessionControl::hear_changes_by)).
+    /// Data and attributes of open files are cached: the server notifies the client of changes by
+    /// others ([`SessionControl::hear_changes_by`](dray_core::SessionControl::hear_changes_by)).
     pub caches: bool,
-    /// The front end does not tell callers apart, since all are one user at the server. The client
+    /// The front end does not distinguish callers, since all are one user at the server. The client
     /// does not go on with a server at which they are not.
     pub counts_on_one_user: bool,
     /// Fingerprint of the definition of the projection by which the front end places files; 0: it
@@ -158,12 +158,12 @@ impl std::error::Error for ConnectError {}
 /// One session with one server, shared by all threads of a mount.
 pub struct ClientSession {
     pub(crate) link: Arc<Link>,
-    /// Tells it from every other one that this process has or had.
+    /// A number that is unique among the sessions of this process, past ones included.
     number: u64,
     info: FsInfo,
     pub(super) channels: RwLock<Vec<Arc<Channel>>>,
     /// Of large reads.
-    pub(crate) pace: AdaptiveChoice,
+    pub(crate) read_choice: AdaptiveChoice,
 }
 
 /// For `dray status`.
@@ -186,7 +186,7 @@ pub struct SessionStatus {
     /// What may not be on media at the server.
     pub unsynced: UnsyncedStatus,
     /// Files opened at their lookup.
-    pub ahead: OpenAheadStats,
+    pub open_ahead: OpenAheadStats,
 }
 
 thread_local! {
@@ -217,8 +217,8 @@ impl ClientSession {
     fn new(link: Arc<Link>, info: FsInfo) -> Arc<ClientSession> {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        let (channels, pace) = (RwLock::default(), AdaptiveChoice::default());
-        let session = Arc::new(ClientSession { link, number, info, channels, pace });
+        let (channels, read_choice) = (RwLock::default(), AdaptiveChoice::default());
+        let session = Arc::new(ClientSession { link, number, info, channels, read_choice });
         session.schedule_syncs();
         session
     }
@@ -285,9 +285,9 @@ impl ClientSession {
         self.link.node
     }
 
-    /// For a client that is a server itself, once its own clients have come back, or cannot any more:
-    /// the server closes what a process before this one had open for them, and gives back the locks
-    /// that none of them has claimed. Until then both are kept.
+    /// For a client that is a server itself, once its own clients have come back, or cannot any
+    /// more: the server closes what a process before this one had open for them, and releases the
+    /// locks that none of them has taken over. Until then both are kept.
     pub fn release_inherited(&self) {
         let channels = self.channels.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(channel) = channels.first() {
@@ -345,7 +345,7 @@ impl ClientSession {
             trouble: self.link.trouble(),
             channels: channels.iter().map(|channel| channel.stats()).collect(),
             unsynced: self.link.unsynced.status(),
-            ahead: self.link.ahead.stats(),
+            open_ahead: self.link.open_ahead.stats(),
         }
     }
 
@@ -358,7 +358,7 @@ impl ClientSession {
 
     /// Closes what lookups have opened and no caller has used.
     pub(crate) fn close_all_ahead(self: &Arc<ClientSession>) {
-        let surplus = self.link.ahead.give_up();
+        let surplus = self.link.open_ahead.give_up();
         surplus.into_iter().for_each(|one| self.link.close_surplus(self, one));
     }
 
@@ -445,7 +445,7 @@ pub(crate) mod tests {
     #[test]
     fn a_session_is_not_taken_for_one_before_it() {
         let (give, take) = mpsc::channel::<Arc<ClientSession>>();
-        let (tell, told) = mpsc::channel();
+        let (tell, receiver) = mpsc::channel();
         let thread = std::thread::spawn(move || {
             let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
             for session in take {
@@ -460,12 +460,12 @@ pub(crate) mod tests {
             let first = session();
             let address = Arc::as_ptr(&first);
             give.send(first.clone()).unwrap();
-            assert!(told.recv().unwrap());
+            assert!(receiver.recv().unwrap());
             drop(first);
             let mut others: Vec<_> = (0..100).map(|_| session()).collect();
             let same = others.iter().position(|one| Arc::as_ptr(one) == address);
             give.send(others.swap_remove(same.unwrap_or(0))).unwrap();
-            assert!(told.recv().unwrap());
+            assert!(receiver.recv().unwrap());
         });
         drop(give);
         thread.join().unwrap();

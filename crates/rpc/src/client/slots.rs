@@ -3,10 +3,11 @@
 //!
 //! A process that takes over from one that died finds the slots that were in use. When the kernel
 //! hands it the same request again, the request gets its old slot and number, and the server
-//! recognises it. The same holds for slots that were given back: their answers had come, but perhaps
-//! had not reached the kernel. The front end passes an answer on before it waits for anything. So a
-//! slot is used again only when the thread that gave it back is in another turn of its executor. A
-//! thread may lose its CPU in between for as long as the others need to use all slots.
+//! recognises it. The same holds for slots that were given back: their answers had come, but
+//! perhaps had not reached the kernel. The front end passes an answer on before it waits for
+//! anything. So a slot is used again only when the thread that gave it back is in another tick of
+//! its executor. A thread may lose its CPU in between for as long as the others need to use all
+//! slots.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::future::poll_fn;
@@ -64,17 +65,17 @@ struct FreeSlot {
     number: u32,
     sequence: u32,
     /// In which it was given back; none: that was no executor's.
-    turn: Option<Tick>,
+    tick: Option<Tick>,
 }
 
 impl FreeSlot {
     fn new(slot: &SlotState) -> FreeSlot {
-        FreeSlot { number: slot.number, sequence: slot.sequence, turn: None }
+        FreeSlot { number: slot.number, sequence: slot.sequence, tick: None }
     }
 
     /// Whether its answer has been passed on.
     fn is_rested(&self) -> bool {
-        self.turn.is_none_or(|turn| turn.is_over())
+        self.tick.is_none_or(|tick| tick.is_over())
     }
 }
 
@@ -216,7 +217,7 @@ impl ClientSlots {
                     home: self.clone(),
                 }));
             }
-            // A turn of an executor ends soon, without a notification.
+            // A tick of an executor ends soon, without a notification.
             match state.resting.is_empty() {
                 true => state.waiting.push(task.waker().clone()),
                 false => task.waker().wake_by_ref(),
@@ -292,7 +293,7 @@ impl Drop for ReplaySlot {
         state.used.remove(&self.number);
         if self.number < state.count {
             let (number, sequence) = (self.number, self.sequence);
-            state.resting.push_back(FreeSlot { number, sequence, turn: Tick::here() });
+            state.resting.push_back(FreeSlot { number, sequence, tick: Tick::here() });
         }
         let awaited = state.awaited.remove(&self.number);
         let notified = state.notified.clone().filter(|_| awaited);

@@ -18,7 +18,7 @@ use crate::wire::{Call, CallHead, Input};
 /// Parts begin at a page of the file and of the buffer, if there are as many bytes.
 const ALIGN_BYTES: usize = 4096;
 
-/// What came of a read in two halves.
+/// The outcome of a split read.
 pub(crate) enum SplitRead {
     /// It is as if read at once.
     Read(BufMut),
@@ -34,10 +34,10 @@ impl RemoteFile {
         let session = &self.session;
         let other = session.link.server().split_reads.then(|| session.resting_channel());
         let Some(other) = other.flatten() else { return self.read_whole(cx, at, into).await };
-        let (way, began) = (session.pace.choose(), dray_rt::now());
+        let (way, began) = (session.read_choice.choose(), dray_rt::now());
         let read = match way {
             ReadMode::Whole => self.read_whole(cx, at, into).await,
-            ReadMode::Split => match self.read_halves(cx, at, into, &other).await? {
+            ReadMode::Split => match self.read_split(cx, at, into, &other).await? {
                 SplitRead::Read(read) => Ok(read),
                 SplitRead::ToRead(into) => self.read_whole(cx, at, into).await,
             },
@@ -45,12 +45,12 @@ impl RemoteFile {
         if let Ok(read) = &read
             && read.len() >= session.link.options.split_min_bytes as usize
         {
-            session.pace.took(way, read.len(), began.elapsed());
+            session.read_choice.took(way, read.len(), began.elapsed());
         }
         read
     }
 
-    async fn read_halves(
+    async fn read_split(
         &self,
         cx: &Context,
         at: u64,
@@ -90,7 +90,7 @@ impl RemoteFile {
     }
 }
 
-/// Puts the halves together, the first of `half` bytes, both of `room`.
+/// Joins the two parts, the first of `half` bytes, both of `room`.
 fn join(
     first: Outcome,
     second: Outcome,

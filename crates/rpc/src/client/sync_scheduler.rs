@@ -96,9 +96,9 @@ async fn run(session: Weak<ClientSession>) {
     }
 }
 
-/// Asks for no sync until so long after the last one, whichever client had asked for that. Clients
-/// whose room runs out at the same time would else have the server's disks sync for each of them in
-/// turn, without an end. A sync for another client makes room here, too.
+/// Waits until the last sync, of whichever client, is `pause` ago. Without the pause, clients that
+/// run out of room at the same time would keep the server's disks in constant syncs, one for each
+/// client. A sync for another client makes room here, too.
 async fn rest(link: &Weak<Link>, pause: Duration) {
     let mut rest = pause;
     while !rest.is_zero() {

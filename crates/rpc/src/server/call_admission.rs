@@ -1,6 +1,6 @@
-//! Asks whoever admits the calls of clients to an export. A call is asked for once its replay slot
-//! knows it, so that it is not asked for again when it is sent again, and before it waits for a range
-//! of a file, a directory or a stamp, so that nobody waits for it meanwhile.
+//! Asks the observers that admit the calls of clients to an export. A call is asked for once its
+//! replay slot knows it, so that it is not asked for again when it is sent again, and before it
+//! waits for a range of a file, a directory or a stamp, so that nobody waits for it meanwhile.
 
 use dray_core::{Admit, CallAdmission, Context, FileId, Name, ObservedCall, Op, OpenHow, Result};
 
@@ -10,8 +10,8 @@ use crate::wire::Call;
 /// How a put opens the file that it makes or replaces.
 const PUT_OPEN: OpenHow = OpenHow::new(libc::O_WRONLY | libc::O_TRUNC);
 
-/// Waits until `call` may go on. `data_bytes`: what it brings along. Errors: those of whoever refuses
-/// it.
+/// Waits until `call` may go on. `data_bytes`: what it brings along. Errors: those of the observer
+/// that refuses it.
 pub(super) async fn ask(
     session: &ServerSession,
     cx: &Context,

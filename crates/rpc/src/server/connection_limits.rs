@@ -1,11 +1,11 @@
 //! Connections: how many there may be, how many of them that have not shaken hands, and how
 //! often it is said that one of these failed.
 //!
-//! Each takes a descriptor, which the files of the exports need as well. Anybody who gets to
-//! the port can make one, so that those in their handshake are bounded once more, in all and
-//! for each address, and a scan of ports does not fill the log. They are counted from their
-//! beginning on, before anything is read. A client that finds all places taken is told so in
-//! its handshake, as long as there are not too many of these, too.
+//! Each takes a descriptor, which the files of the exports need as well. Anybody who gets to the
+//! port can make one, so that those in their handshake are bounded once more, in all and for each
+//! address, and a scan of ports does not fill the log. They are counted from their beginning on,
+//! before anything is read. A client that finds all places taken gets a refusal in its handshake.
+//! The number of such handshakes is bounded, too.
 //!
 //! Of connections and of sessions an address may have as many as are left for all others, so that
 //! no machine can take the last ([`dray_core::Shares`]).
@@ -55,7 +55,7 @@ struct State {
     crowded: Option<Instant>,
 }
 
-/// Who has too many connections in their handshake.
+/// The peer that has too many connections in their handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Overload {
     /// All together.
@@ -71,9 +71,9 @@ pub(crate) enum HandshakeFault {
     Overload,
     /// It is no client's, or says nothing.
     Greeting,
-    /// It was refused at its greeting, with this error number.
+    /// The peer was refused at its greeting, with this error number.
     Greeted(u16),
-    /// It was refused, with this error number, or gave up when the server had shown what it knows.
+    /// The peer was refused, with this error number, or gave up after the server's proof.
     Challenged(u16),
 }
 
@@ -212,7 +212,7 @@ impl ConnectionLimits {
             state.complaints.retain(|_, last| last.elapsed() < QUIET);
         }
         if state.complaints.len() >= COMPLAINTS_MAX {
-            return false; // a thousand addresses in a minute: one line more tells nothing
+            return false; // a thousand addresses in a minute: one line more says nothing new
         }
         state.complaints.insert(key, now);
         true
@@ -332,7 +332,7 @@ mod tests {
         let enter = |last| limits.enter(peer(last)).unwrap().0;
         let mut connections_of: Vec<_> = (1..=100).map_while(enter).collect();
         assert_eq!(connections_of.len(), 100);
-        // Those who find no place are told so, and are not many.
+        // Clients without a place get a refusal; their number is bounded.
         let turned_away: Vec<_> = std::iter::from_fn(|| limits.enter(peer(1)).ok()).collect();
         assert_eq!(turned_away.len(), OF_ONE_MIN);
         assert!(turned_away.iter().all(|(connection_place, _)| connection_place.is_none()));

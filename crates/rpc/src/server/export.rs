@@ -48,13 +48,14 @@ pub struct Export {
     /// Where the server has no key: whether ordinary users of clients may speak for anybody, too
     /// ([`Peer::is_privileged`]); `insecure` of exports(5).
     pub insecure: bool,
-    /// Who is asked before a call of a client begins; none: nobody.
+    /// Admits each call of a client before the call begins; none: all calls may begin.
     pub admission: Option<Arc<dyn CallAdmission>>,
     /// What serves it is no longer there: nothing is answered any more, as if the server had died.
     pub(crate) lost: Arc<AtomicBool>,
-    /// Which opening of it this is: whoever was told another one has to claim what it had.
+    /// The instance of the export. A client that knows another instance has to reclaim its locks
+    /// and files.
     pub(crate) instance: u64,
-    /// Whoever calls is the same user there, and clients are told.
+    /// Every caller is the same user there, and the server says so to clients.
     pub one_user: bool,
     /// Of the projection of which it is a part: a client that places by another one is refused.
     /// None: it is no part of any.
@@ -65,12 +66,12 @@ pub struct Export {
     /// Memory for its data; its end of the server's pool, once it belongs to a server.
     pub(crate) pool: BufferPool,
     pub(crate) group_sync: GroupSync,
-    pub(crate) redone: ReplayedChanges,
+    pub(crate) replayed: ReplayedChanges,
     pub(crate) tickets: Tickets,
     pub(crate) watchers: Watchers,
     pub(crate) mappings: Mappings,
-    /// Who is waited for after a start of the server: those of another export, whose file
-    /// system may hang, need not be.
+    /// The clients that a start of the server waits for. Each export has its own, since the file
+    /// system of another one may hang.
     pub(crate) grace: Grace,
     pub(crate) recovery: Recovery,
     /// The files that its clients have open, and the owners of their fcntl locks: no client can have
@@ -103,7 +104,7 @@ impl Export {
             ranges: Arc::default(),
             recovery_window: RecoveryWindow::default(),
             group_sync: GroupSync::default(),
-            redone: ReplayedChanges::default(),
+            replayed: ReplayedChanges::default(),
             watchers: Watchers::default(),
             mappings: Mappings::default(),
             pool: BufferPool::new(0, 0),
@@ -127,7 +128,7 @@ impl Export {
         }
     }
 
-    /// The same, for whoever sees that its file system has died, and sets `lost` before a call that
+    /// The same for a watcher that sees the file system die. It sets `lost` before a call that
     /// failed because of that returns: such an error is then no answer.
     pub fn that_may_be_lost(self, lost: Arc<AtomicBool>) -> Export {
         Export { lost, ..self }

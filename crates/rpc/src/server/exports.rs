@@ -14,8 +14,8 @@ use crate::server::journal::{Journal, SessionRecord, SlotLog};
 use crate::server::sessions::refused;
 use crate::wire::Refused;
 
-/// A session of the server's last life, and its notes.
-pub(crate) type Former = (SessionRecord, Arc<dyn SlotLog>);
+/// A session of the last server epoch, and its notes.
+pub(crate) type FormerSession = (SessionRecord, Arc<dyn SlotLog>);
 
 /// Those that are open, and those that are awaited.
 pub(crate) struct Exports {
@@ -29,8 +29,9 @@ struct State {
     open: BTreeMap<String, Arc<Export>>,
     /// The same in the order of their first opening.
     opened: Vec<Place>,
-    /// Sessions of the last life whose exports are not open; none: not looked so far.
-    former: Option<BTreeMap<String, Vec<Former>>>,
+    /// Sessions of the last server epoch whose exports are not open; none: not read from the
+    /// journal yet.
+    former: Option<BTreeMap<String, Vec<FormerSession>>>,
     waiting: Vec<Waker>,
 }
 
@@ -96,7 +97,7 @@ impl Exports {
     }
 
     /// Keeps sessions of `name` for its next opening.
-    pub(crate) fn keep_former(&self, name: &str, sessions: Vec<Former>) {
+    pub(crate) fn keep_former(&self, name: &str, sessions: Vec<FormerSession>) {
         let mut state = self.lock();
         let former = state.former.get_or_insert_default();
         former.entry(name.to_owned()).or_default().extend(sessions);
@@ -139,16 +140,16 @@ impl Exports {
         .await
     }
 
-    /// The sessions that `name` had in the server's last life; each is answered once. Those
-    /// of exports that are no more are forgotten.
-    pub(crate) fn former(&self, name: &str, journal: &dyn Journal) -> Vec<Former> {
+    /// The sessions that `name` had in the last server epoch; each is answered once. Those of
+    /// exports that are no more are forgotten.
+    pub(crate) fn former(&self, name: &str, journal: &dyn Journal) -> Vec<FormerSession> {
         let mut state = self.lock();
         let former = state.former.get_or_insert_with(|| self.load(journal));
         former.remove(name).unwrap_or_default()
     }
 
-    fn load(&self, journal: &dyn Journal) -> BTreeMap<String, Vec<Former>> {
-        let mut former: BTreeMap<String, Vec<Former>> = BTreeMap::new();
+    fn load(&self, journal: &dyn Journal) -> BTreeMap<String, Vec<FormerSession>> {
+        let mut former: BTreeMap<String, Vec<FormerSession>> = BTreeMap::new();
         for (record, log) in journal.load() {
             if self.pools.contains_key(&record.export) {
                 former.entry(record.export.clone()).or_default().push((record, log));

@@ -17,25 +17,25 @@ const STEP_BYTES: usize = 4096;
 
 /// For whom a connection may speak.
 #[derive(Default)]
-pub(crate) enum Whom {
-    /// Its machine's root, or whoever has the key, is trusted to say who calls.
+pub(crate) enum CallerScope {
+    /// The peer is root of its machine, or has the key: it is trusted to name the caller.
     #[default]
     Anybody,
     /// For this user alone, whatever it says.
     Only(Identity),
 }
 
-impl Whom {
-    /// For a user of this machine, as the kernel tells it of.
-    pub(crate) fn only(uid: Uid, gid: Gid, mut groups: Vec<Gid>) -> Whom {
+impl CallerScope {
+    /// For a user of this machine, as the kernel reports it.
+    pub(crate) fn only(uid: Uid, gid: Gid, mut groups: Vec<Gid>) -> CallerScope {
         groups.sort_unstable();
-        Whom::Only(Identity { uid, gid, groups: groups.into(), ..Identity::default() })
+        CallerScope::Only(Identity { uid, gid, groups: groups.into(), ..Identity::default() })
     }
 
-    /// Who calls where `said` is what the client says. Which of its groups a user acts with is its
-    /// own affair.
+    /// The caller, where the client says that it is `said`. Which of its groups a user acts with is
+    /// its own affair.
     fn squash(&self, said: Identity) -> Identity {
-        let Whom::Only(user) = self else { return said };
+        let CallerScope::Only(user) = self else { return said };
         if said.uid != user.uid {
             return Identity { job: said.job, ..user.clone() };
         }
@@ -48,7 +48,7 @@ impl Whom {
 
 /// A caller.
 #[derive(Clone)]
-pub(crate) struct Known {
+pub(crate) struct KnownCaller {
     /// Without groups, if there are too many.
     pub(crate) who: Arc<Identity>,
     /// Where it calls, if that is not the client itself: that one is a server to it.
@@ -57,11 +57,11 @@ pub(crate) struct Known {
     pub(crate) too_many_groups: bool,
 }
 
-/// Whom the identity numbers of a connection stand for.
+/// The callers that the identity numbers of a connection stand for.
 #[derive(Default)]
 pub(crate) struct Identities {
-    whom: Whom,
-    known: Vec<Option<Known>>,
+    whom: CallerScope,
+    known: Vec<Option<KnownCaller>>,
     bytes: usize,
     /// Of these, what is counted within the share of the session.
     charge: Option<Charge>,
@@ -69,12 +69,12 @@ pub(crate) struct Identities {
 
 impl Identities {
     /// The one that `index` stands for, if it was defined.
-    pub(crate) fn get(&self, index: u32) -> Option<Known> {
+    pub(crate) fn get(&self, index: u32) -> Option<KnownCaller> {
         self.known.get(index as usize).cloned().flatten()
     }
 
     /// Has all that are defined from now on be `whom`, or among them.
-    pub(crate) fn speaks_for(&mut self, whom: Whom) {
+    pub(crate) fn speaks_for(&mut self, whom: CallerScope) {
         self.whom = whom;
     }
 
@@ -107,7 +107,7 @@ impl Identities {
         if !self.count(share) {
             return Err(Malformed("identities with more groups than there is room for"));
         }
-        self.known[index] = Some(Known { who: Arc::new(who), node, too_many_groups });
+        self.known[index] = Some(KnownCaller { who: Arc::new(who), node, too_many_groups });
         Ok(())
     }
 
@@ -137,14 +137,14 @@ mod tests {
 
     // proves: P118
     #[test]
-    fn a_user_of_this_machine_is_nobody_else() {
+    fn a_user_of_this_machine_cannot_act_as_another_user() {
         let ids = |uid, gid, groups: &[u32]| Identity {
             uid: Uid(uid),
             gid: Gid(gid),
             groups: groups.iter().copied().map(Gid).collect(),
             job: "7".into(),
         };
-        let whom = Whom::only(Uid(1000), Gid(100), vec![Gid(30), Gid(20)]);
+        let whom = CallerScope::only(Uid(1000), Gid(100), vec![Gid(30), Gid(20)]);
         for (said, is) in [
             (ids(0, 0, &[0, 20]), ids(1000, 100, &[20, 30])),
             (ids(1001, 100, &[]), ids(1000, 100, &[20, 30])),
@@ -154,7 +154,7 @@ mod tests {
         ] {
             assert_eq!(whom.squash(said), is);
         }
-        assert_eq!(Whom::Anybody.squash(ids(0, 0, &[1])), ids(0, 0, &[1]));
+        assert_eq!(CallerScope::Anybody.squash(ids(0, 0, &[1])), ids(0, 0, &[1]));
     }
 
     /// Each connection had 4 MiB beside all other bounds, and a thousand of them a GiB.

@@ -21,7 +21,7 @@ pub(crate) struct Mappings {
     state: Mutex<State>,
     complaint: LogThrottle,
     /// Numbers opens: who had a file open when somebody else stored into it.
-    turns: AtomicU64,
+    orders: AtomicU64,
 }
 
 #[derive(Default)]
@@ -37,15 +37,15 @@ struct Mapped {
     session: u64,
     host: String,
     /// When it said so last.
-    turn: u64,
+    order: u64,
     /// It has been counted.
-    told: bool,
+    reported: bool,
 }
 
 impl Mappings {
     /// A number for something that happens now, for an open or a store.
-    pub(crate) fn turn(&self) -> u64 {
-        self.turns.fetch_add(1, Ordering::Relaxed)
+    pub(crate) fn next_order(&self) -> u64 {
+        self.orders.fetch_add(1, Ordering::Relaxed)
     }
 
     /// How many files two clients have stored into at the same time.
@@ -53,8 +53,8 @@ impl Mappings {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).conflicts
     }
 
-    /// `session` stores into a mapping of `file`, as it says: whoever says what is not so causes a
-    /// line in the log, once for each file.
+    /// `session` stores into a mapping of `file`, as its client says. A false report causes one
+    /// line in the log for each file.
     pub(crate) fn stored(&self, session: &Arc<ServerSession>, file: FileId) {
         let Some(since) = session.first_open(file) else { return }; // it is closed by now
         if let Some(other) = self.other(session, file, since) {
@@ -75,13 +75,13 @@ impl Mappings {
     /// for each file. `since`: when this one has opened it.
     fn other(&self, session: &Arc<ServerSession>, file: FileId, since: u64) -> Option<String> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = |told| Mapped {
+        let now = |reported| Mapped {
             file,
             by: Arc::downgrade(session),
             session: session.id,
             host: session.host.clone(),
-            turn: self.turn(),
-            told,
+            order: self.next_order(),
+            reported,
         };
         let Some(mapped) = state.files.iter_mut().find(|mapped| mapped.file == file) else {
             if state.files.len() >= FILES_MAX {
@@ -94,9 +94,9 @@ impl Mappings {
         let meets =
             |by: &Weak<ServerSession>| by.upgrade().is_some_and(|by| by.first_open(file).is_some());
         let is_new = mapped.session != session.id
-            && !mapped.told
-            && (since < mapped.turn || meets(&mapped.by));
-        let before = std::mem::replace(mapped, now(mapped.told || is_new));
+            && !mapped.reported
+            && (since < mapped.order || meets(&mapped.by));
+        let before = std::mem::replace(mapped, now(mapped.reported || is_new));
         is_new.then(|| {
             state.conflicts += 1;
             before.host

@@ -36,10 +36,10 @@ pub use journal::{
     ANSWER_MAX_BYTES, INTENT_MAX_BYTES, Journal, MemoryJournal, PersistentRecord, SessionRecord,
     SlotLog, SlotRecord,
 };
-pub use options::{Loss, ServerOptions};
+pub use options::{ServerOptions, StateLoss};
 pub use recovery::tally::RecoveryStatus;
 #[cfg(feature = "sabotage")]
 pub use sabotage::Sabotage;
 pub use service::Server;
 pub use status::{ClientStatus, OperationStatus, RefusedStatus, ServerStatus};
-pub use withdrawal::{Lost, Withdrawn};
+pub use withdrawal::{ExportLost, WithdrawnExport};

@@ -1,12 +1,11 @@
 //! Files opened at their lookup, which their clients may use without saying so, and what
 //! waits for them.
 //!
-//! A client that looked a name up with [`Call::LookupOpen`](crate::wire::Call::LookupOpen)
-//! answers the open(2) behind it by itself, up to [`AHEAD_USED_MAX`](crate::wire::AHEAD_USED_MAX)
-//! after it asked. That this open(2) begins after somebody else took the right away from the
-//! caller, and was told so, cannot happen: what takes rights away waits until nobody can use any
-//! more what was opened before. It is a rare event. The client itself knows of its own changes,
-//! and does not wait for itself.
+//! A client that looked a name up with [`Call::LookupOpen`](crate::wire::Call::LookupOpen) answers
+//! the open(2) behind it by itself, up to [`OPEN_AHEAD_USED_MAX`](crate::wire::OPEN_AHEAD_USED_MAX)
+//! after it asked. This open(2) never begins after another client's change of rights has been
+//! answered. The change waits until no client can use a file that was opened before. Such changes
+//! are rare. The client itself knows of its own changes, and does not wait for itself.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,11 +13,11 @@ use std::time::Duration;
 use dray_core::FileId;
 use dray_rt::{Instant, now, sleep};
 
-use crate::wire::AHEAD_USED_MAX;
+use crate::wire::OPEN_AHEAD_USED_MAX;
 
 /// How long changes of rights wait, from the opening on: by the server's clock, and with that
 /// of a client wrong by this factor.
-const HELD: Duration = Duration::from_millis(4 * AHEAD_USED_MAX.as_millis() as u64);
+const HELD: Duration = Duration::from_millis(4 * OPEN_AHEAD_USED_MAX.as_millis() as u64);
 
 /// Independent parts of the table, so that threads seldom meet.
 const SHARDS: usize = 64;
@@ -26,7 +25,7 @@ const SHARDS: usize = 64;
 const FILES_MAX: usize = 64;
 
 /// Which files may be open ahead of their use.
-pub(crate) struct Ahead {
+pub(crate) struct OpenAheadTable {
     shards: Vec<Mutex<Vec<Watched>>>,
     /// What the process before us had opened can be used until then.
     quiet_until: Instant,
@@ -44,16 +43,16 @@ struct Watched {
 }
 
 /// A change of rights between its arrival and its end.
-pub(crate) struct Changing<'a> {
-    ahead: &'a Ahead,
+pub(crate) struct PendingRightsChange<'a> {
+    table: &'a OpenAheadTable,
     file: FileId,
 }
 
-impl Ahead {
+impl OpenAheadTable {
     /// At the start of a server.
-    pub(crate) fn new() -> Ahead {
+    pub(crate) fn new() -> OpenAheadTable {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Ahead { shards, quiet_until: now() + HELD }
+        OpenAheadTable { shards, quiet_until: now() + HELD }
     }
 
     fn shard(&self, file: FileId) -> MutexGuard<'_, Vec<Watched>> {
@@ -83,24 +82,24 @@ impl Ahead {
     }
 
     /// A change of rights has arrived: from now on the file is not opened ahead.
-    pub(crate) fn changes(&self, file: FileId) -> Changing<'_> {
+    pub(crate) fn changes(&self, file: FileId) -> PendingRightsChange<'_> {
         let mut shard = self.shard(file);
         match shard.iter_mut().find(|one| one.file == file) {
             Some(watched) => watched.changing += 1,
             // As many as there are calls under way.
             None => shard.push(Watched { file, until: now(), by: None, changing: 1 }),
         }
-        Changing { ahead: self, file }
+        PendingRightsChange { table: self, file }
     }
 }
 
-impl Changing<'_> {
+impl PendingRightsChange<'_> {
     /// Waits until nobody but `session` can use what was opened before.
     pub(crate) async fn wait(&self, session: u64) {
         let until = {
-            let shard = self.ahead.shard(self.file);
+            let shard = self.table.shard(self.file);
             let others = shard.iter().find(|one| one.file == self.file && one.by != Some(session));
-            let quiet_until = self.ahead.quiet_until;
+            let quiet_until = self.table.quiet_until;
             others.map_or(quiet_until, |one| one.until.max(quiet_until))
         };
         let left = until - now();
@@ -110,9 +109,9 @@ impl Changing<'_> {
     }
 }
 
-impl Drop for Changing<'_> {
+impl Drop for PendingRightsChange<'_> {
     fn drop(&mut self) {
-        let mut shard = self.ahead.shard(self.file);
+        let mut shard = self.table.shard(self.file);
         let Some(at) = shard.iter().position(|one| one.file == self.file) else { return };
         shard[at].changing -= 1;
         if shard[at].changing == 0 && shard[at].until <= now() {
@@ -131,16 +130,16 @@ mod tests {
         dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 3 }).unwrap().block_on(test);
     }
 
-    async fn waited(ahead: &Ahead, session: u64) -> Duration {
+    async fn waited(ahead: &OpenAheadTable, session: u64) -> Duration {
         let (before, changing) = (now(), ahead.changes(FILE));
         changing.wait(session).await;
         before.elapsed()
     }
 
     #[test]
-    fn others_wait_and_whoever_opened_does_not() {
+    fn other_sessions_wait_and_the_session_that_opened_does_not() {
         simulate(async {
-            let ahead = Ahead::new();
+            let ahead = OpenAheadTable::new();
             assert_eq!(waited(&ahead, 1).await, HELD, "for what a server before us opened");
             assert_eq!(waited(&ahead, 1).await, Duration::ZERO);
             assert!(ahead.opens(FILE, 1));
@@ -155,7 +154,7 @@ mod tests {
     #[test]
     fn there_is_a_bound_and_what_is_over_makes_room() {
         simulate(async {
-            let ahead = Ahead::new();
+            let ahead = OpenAheadTable::new();
             let open = || {
                 let files = (0..100_000).map(|ino| FileId { ino, generation: 0 });
                 files.filter(|file| ahead.opens(*file, 1)).count()
@@ -173,7 +172,7 @@ mod tests {
     #[test]
     fn changes_leave_nothing_behind() {
         simulate(async {
-            let ahead = Ahead::new();
+            let ahead = OpenAheadTable::new();
             for ino in 0..1000 {
                 drop(ahead.changes(FileId { ino, generation: 0 }));
             }
@@ -183,9 +182,9 @@ mod tests {
 
     /// Else a change could wait for ever for those that open the file again and again.
     #[test]
-    fn nothing_is_opened_ahead_while_a_change_waits() {
+    fn no_file_is_opened_ahead_while_a_change_of_rights_waits() {
         simulate(async {
-            let ahead = Ahead::new();
+            let ahead = OpenAheadTable::new();
             let (one, other) = (ahead.changes(FILE), ahead.changes(FILE));
             assert!(!ahead.opens(FILE, 1));
             drop(one);

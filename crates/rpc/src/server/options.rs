@@ -9,9 +9,9 @@ use crate::server::sabotage::Broken;
 #[cfg(feature = "sabotage")]
 use crate::server::sabotage::Sabotage;
 
-/// What the server's machine has lost since the server's last life.
+/// The state that the server's machine has lost since the last server epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Loss {
+pub enum StateLoss {
     /// Nothing: the process ended, the machine did not.
     Nothing,
     /// What was not synced; the journal knows all sessions.

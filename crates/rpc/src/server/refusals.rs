@@ -25,7 +25,7 @@ impl Refusals {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Counts a call of `session` that was refused with `error`, and tells people now and then.
+    /// Counts a call of `session` that was refused with `error`, and logs at intervals.
     pub(crate) fn of(&self, session: &ServerSession, error: &Error) {
         self.counts();
         let (host, id, export) = (&session.host, session.id, &session.export.name);
@@ -48,7 +48,7 @@ pub(crate) fn no_room_for_a_file(shortage: Shortage) -> Error {
     })
 }
 
-/// The error of a lock for whose owner there is no room.
+/// The error of a lock when there is no room for its owner.
 pub(crate) fn no_room_for_an_owner(shortage: Shortage) -> Error {
     Error::new(Errno::ENOLCK).because(match shortage {
         Shortage::None => "the export has as many owners of locks as it may",

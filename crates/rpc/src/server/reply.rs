@@ -47,8 +47,8 @@ impl Reply {
         Reply { head: ReplyHead { unknown_handle: true, ..head }, ..Reply::success(()) }
     }
 
-    /// One that was remembered ([`Reply::put`]). What is none, as a journal's disk could make it, says
-    /// that nobody knows.
+    /// One that was remembered ([`Reply::put`]). Damaged bytes, as a failing journal disk leaves
+    /// them, give a reply of unknown outcome.
     pub(super) fn remembered(encoded: &[u8]) -> Reply {
         match ReplyHead::split(encoded) {
             Ok((head, results)) => {
@@ -63,7 +63,7 @@ impl Reply {
         Reply { data: Some(charge.beside().freeze()), ..self }
     }
 
-    /// With what its client can show to a later life of the server.
+    /// With the ticket that its client can show to a later server epoch.
     pub(super) fn with_ticket(mut self, ticket: Option<Ticket>) -> Reply {
         self.head.ticket = ticket;
         self

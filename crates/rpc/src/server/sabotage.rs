@@ -13,14 +13,14 @@ pub enum Sabotage {
     ReplyCache(Option<Op>),
     /// What was under way when the process died counts as not applied: as above.
     Intents(Option<Op>),
-    /// Changes of this kind are answered and not made, now and then. Of those only whose
-    /// answer says nothing but success: writes, removals, renames, syncs.
+    /// Changes of this kind are answered and not made, now and then. Only kinds whose answer
+    /// carries nothing but success: writes, removals, renames, syncs.
     Forgotten(Op),
     /// A connection goes on being read when its client has come back on another.
     Fence,
-    /// Locks are granted, whoever has them.
+    /// Locks are granted, though another owner holds them.
     Locks,
-    /// Locks that are claimed again are said to be had, and are not.
+    /// Reclaims of locks are answered with success, and the locks are not taken.
     Reclaim,
     /// Files that are closed stay open.
     Closes,
@@ -28,33 +28,33 @@ pub enum Sabotage {
     Buffers,
     /// Clients that say goodbye are not let go.
     Goodbyes,
-    /// What the death of the process cut short is not kept for whoever asked for it.
-    Turns,
-    /// Files that are removed while clients come back are not kept for them.
-    Custody,
-    /// Clients are not told that the machine has lost power.
+    /// Range grants of changes that a crash cut short are not held for their callers.
+    CutShortGrants,
+    /// Files that are removed during the recovery window are not held for returning clients.
+    HeldFiles,
+    /// Clients do not learn that the machine has lost power.
     Boot,
-    /// Changes sent again after a loss of power are said to be made, and are not.
-    Redo,
-    /// They are made in the order of their arrival.
-    RedoOrder,
-    /// New work does not wait for them.
-    RedoGate,
-    /// What somebody has synced since is not looked at.
-    RedoFloor,
-    /// Halves of reads are said to be of one version, whatever has been written in between.
-    Halves,
-    /// Reads do not wait for whoever writes the same bytes, nor he for them.
+    /// Changes replayed after a loss of power are answered with success, and not made.
+    Replay,
+    /// Replayed changes are made in the order of their arrival.
+    ReplayOrder,
+    /// New calls do not wait for the replay.
+    ReplayGate,
+    /// The replay ignores durable stamps: it repeats changes older than a synced one.
+    ReplayDurableStamps,
+    /// Parts of a split read bear one version, even if a write came in between.
+    SplitReads,
+    /// Reads and writes of the same bytes do not wait for each other.
     Reads,
-    /// What takes rights away does not wait for files that were opened at their lookup.
-    Ahead,
-    /// What is opened by a name is opened, whatever has the name.
+    /// Changes of rights do not wait for files that were opened ahead.
+    OpenAhead,
+    /// An open by name opens whichever file has the name now.
     Named,
     /// What a client changed last is not synced when it leaves.
     LastSync,
-    /// Who caches an open file is not told of a change of it, now and then.
-    Untold,
-    /// Who was evicted is let in again.
+    /// Now and then a client that caches an open file is not notified of a change of it.
+    Notifications,
+    /// An evicted client may start a session again.
     Evictions,
 }
 
@@ -86,9 +86,9 @@ impl Broken {
         self.is(Sabotage::Forgotten(op)) && dray_rt::random_u64().is_multiple_of(8)
     }
 
-    /// Whether this change is told to nobody.
-    pub(crate) fn leaves_untold(self) -> bool {
-        self.is(Sabotage::Untold) && dray_rt::random_u64().is_multiple_of(8)
+    /// Whether no client is notified of this change.
+    pub(crate) fn drops_notification(self) -> bool {
+        self.is(Sabotage::Notifications) && dray_rt::random_u64().is_multiple_of(8)
     }
 
     #[cfg(feature = "sabotage")]

@@ -16,17 +16,17 @@ use crate::server::export::Export;
 use crate::server::exports::Exports;
 use crate::server::journal::Journal;
 use crate::server::log_throttle::LogThrottle;
-use crate::server::open_ahead::Ahead;
-use crate::server::options::{Loss, ServerOptions};
+use crate::server::open_ahead::OpenAheadTable;
+use crate::server::options::{ServerOptions, StateLoss};
 use crate::server::recovery::epoch::ServerEpoch;
 use crate::server::sabotage::Sabotage;
 use crate::server::session::ServerSession;
 use crate::server::stalls::{LOOK_TIME, Stalled, Stalls};
 use crate::server::status::jobs::{self, Jobs};
-use crate::server::status::paths::{Subject, Whereabouts};
-use crate::server::status::{Running, ServerStatus};
+use crate::server::status::paths::{PathFinder, Subject};
+use crate::server::status::{RunningCall, ServerStatus};
 use crate::server::tickets::Tickets;
-use crate::server::withdrawal::Lost;
+use crate::server::withdrawal::ExportLost;
 use crate::wire::NotifyHead;
 
 /// Serves exports to everybody who connects. Cheap to clone.
@@ -38,21 +38,21 @@ pub struct Server {
 pub(crate) struct Inner {
     pub(crate) options: ServerOptions,
     pub(crate) instance: u64,
-    pub(crate) ahead: Ahead,
+    pub(crate) open_ahead: OpenAheadTable,
     pub(super) journal: Arc<dyn Journal>,
     /// Threads that wait for the journal's media.
     pub(super) noting: Pool,
     pub(super) unkept_sessions: LogThrottle,
     pub(crate) exports: Exports,
     pub(super) sessions: Mutex<BTreeMap<u64, Arc<ServerSession>>>,
-    pub(super) life: ServerEpoch,
+    pub(super) epoch: ServerEpoch,
     pub(crate) limits: Arc<ConnectionLimits>,
-    pub(super) running: Mutex<BTreeMap<u64, Running>>,
+    pub(super) running: Mutex<BTreeMap<u64, RunningCall>>,
     pub(super) next_running: AtomicU64,
     pub(crate) repeated: AtomicU64,
     /// Sessions that have ended, and are still in the journal.
     pub(super) parting: AtomicUsize,
-    whereabouts: Whereabouts,
+    whereabouts: PathFinder,
     next_connection: AtomicU64,
 }
 
@@ -65,8 +65,8 @@ const NOTING_QUEUE_MAX: usize = 1024;
 /// How long evicting waits for its note, and for files to be given back.
 const GIVE_BACK_MAX: Duration = Duration::from_secs(2);
 
-/// Of clients whose leases end at the same look so many are named.
-const EXPIRED_TOLD_MAX: usize = 20;
+/// The most clients with expired leases that one check names in the log.
+const EXPIRED_LOGGED_MAX: usize = 20;
 
 /// How often one looks whether sessions that ended are out of the journal.
 const PARTING_PAUSE: Duration = Duration::from_millis(10);
@@ -90,15 +90,15 @@ impl Server {
     }
 
     /// A server of exports that are opened one by one, each when its file system answers
-    /// ([`Server::open`]). Clients of one that is not open yet are told to come again.
+    /// ([`Server::open`]). Clients of one that is not open yet get an answer to try again.
     pub fn awaiting(options: ServerOptions, names: &[&str], journal: Arc<dyn Journal>) -> Server {
         let exports = Exports::new(names.iter().copied(), &options.pool);
         let inner = Inner {
             limits: Arc::new(ConnectionLimits::new(options.connections_max, options.sessions_max)),
             options,
             instance: random_u64(),
-            ahead: Ahead::new(),
-            life: ServerEpoch::begin(journal.clone()),
+            open_ahead: OpenAheadTable::new(),
+            epoch: ServerEpoch::begin(journal.clone()),
             journal,
             unkept_sessions: LogThrottle::default(),
             noting: Pool::new("dray-note", NOTING_THREADS_MAX, NOTING_QUEUE_MAX),
@@ -108,28 +108,28 @@ impl Server {
             next_running: AtomicU64::new(0),
             repeated: AtomicU64::new(0),
             parting: AtomicUsize::new(0),
-            whereabouts: Whereabouts::default(),
+            whereabouts: PathFinder::default(),
             next_connection: AtomicU64::new(random_u64() >> 1 | 1),
         };
         Server { inner: Arc::new(inner) }
     }
 
     /// Opens an export that is awaited, or was withdrawn: takes over its sessions as
-    /// [`Server::restore`] does, and then lets clients in. It calls the file system, which may hang:
-    /// whoever waits for this may. Errors: it was lost meanwhile, and can be opened once more.
-    pub async fn open(&self, export: Export, loss: Loss) -> Result<(), Lost> {
+    /// [`Server::restore`] does, and then lets clients in. It calls the file system, which may
+    /// hang, and the caller with it. Errors: it was lost meanwhile, and can be opened once more.
+    pub async fn open(&self, export: Export, loss: StateLoss) -> Result<(), ExportLost> {
         let export = self.inner.belongs(export);
         self.inner.restore(&export, loss).await?;
         self.inner.exports.insert(export);
         Ok(())
     }
 
-    /// Takes over the sessions of the server's last life: changes that were under way are
-    /// settled, and who held locks gets the time of a lease to claim them again.
-    /// `loss`: how much of what was not synced is gone.
-    pub async fn restore(&self, loss: Loss) {
+    /// Takes over the sessions of the last server epoch. Changes that were under way are settled.
+    /// Clients that held locks have one lease to reclaim them. `loss`: how much of what was not
+    /// synced is gone.
+    pub async fn restore(&self, loss: StateLoss) {
         for export in self.inner.exports.opened() {
-            // One that was lost is told of by whoever watches it, and opened anew.
+            // The watcher of a lost export reports it, and opens it again.
             let _ = self.inner.restore(&export, loss).await;
         }
     }
@@ -149,7 +149,7 @@ impl Server {
             for index in 0..self.inner.exports.count() {
                 let export = self.inner.exports.next_opened(index).await;
                 let _ = export.recovery.wait(&Context::system()).await; // nobody cancels it
-                export.redone.clear();
+                export.replayed.clear();
             }
             // One that was withdrawn meanwhile begins its recovery anew.
             let open = self.inner.exports.opened();
@@ -172,8 +172,8 @@ impl Server {
         self.inner.limits.complains(peer, HandshakeFault::Greeting)
     }
 
-    /// Serves whoever comes by `listener`, on the executor of the calling task: for a server of one
-    /// thread. Ends with the first connection that cannot be accepted, and says why.
+    /// Serves the connections of `listener` on the executor of the calling task: for a server of
+    /// one thread. Ends with the first connection that cannot be accepted, and says why.
     pub async fn serve_all(&self, listener: Box<dyn Listener>) -> io::Error {
         loop {
             let incoming = match listener.accept().await {
@@ -209,8 +209,8 @@ impl Server {
     }
 
     /// Ends sessions whose clients have been away for longer than the lease, connections whose
-    /// clients stopped in the middle, and the wait for changes that nobody asks for again. Runs
-    /// for ever, asleep nearly always: to be started as one task.
+    /// clients stopped in the middle, and the wait for changes that no client repeats. Runs for
+    /// ever, asleep nearly always: to be started as one task.
     pub async fn expire_leases(&self) {
         let mut stalls = Stalls::default();
         let mut looked = dray_rt::now();
@@ -222,13 +222,13 @@ impl Server {
                 let newest = self.inner.exports.opened();
                 let newest = newest.iter().map(|export| export.ranges.stamps.newest());
                 let newest = newest.max().unwrap_or(0);
-                self.note(move |inner| inner.life.stamps_given(newest)).await;
+                self.note(move |inner| inner.epoch.stamps_given(newest)).await;
             }
             self.give_up_unasked();
             let expired = self.inner.expired();
-            let more = expired.len().saturating_sub(EXPIRED_TOLD_MAX);
+            let more = expired.len().saturating_sub(EXPIRED_LOGGED_MAX);
             for (index, session) in expired.into_iter().enumerate() {
-                if index < EXPIRED_TOLD_MAX {
+                if index < EXPIRED_LOGGED_MAX {
                     log::warn!(
                         "client {} (session {:x}) has been away for longer than its lease: \
                          its locks and open files are given back",
@@ -281,15 +281,15 @@ impl Server {
         }
     }
 
-    /// Ends a session now. Its client is told, and fails every call from then on; one that
-    /// cannot be told now learns it when it comes back to this server. Its locks and files are
-    /// given back when this returns, or, where their file system hangs, once it goes on. False
-    /// if there is no such session.
+    /// Ends a session now. Its client is notified, and fails every call from then on. An
+    /// unreachable client learns of it when it returns to this server. Its locks and files are
+    /// given back when this returns, or, where their file system hangs, once it goes on. False if
+    /// there is no such session.
     pub async fn evict(&self, session: u64) -> bool {
         let Some(session) = lock(&self.inner.sessions).get(&session).cloned() else { return false };
         let id = session.id;
-        self.inner.life.evict(id);
-        let noted = self.note(|inner| inner.life.note_evicted());
+        self.inner.epoch.evict(id);
+        let noted = self.note(|inner| inner.epoch.note_evicted());
         if timeout(GIVE_BACK_MAX, noted).await.is_err() {
             log::error!(
                 "the disk of the state directory does not answer: an eviction is noted when it does"
@@ -308,7 +308,7 @@ impl Server {
         true
     }
 
-    /// Closes all connections: clients turn to the next server. Waits for nothing.
+    /// Closes all connections: clients connect to the next server. Waits for nothing.
     pub fn disconnect(&self) {
         let sessions: Vec<_> = lock(&self.inner.sessions).values().cloned().collect();
         let connections = sessions.iter().flat_map(|session| session.connections());
@@ -338,7 +338,7 @@ impl Server {
     }
 
     /// As [`Server::status`], with the paths of those files and the jobs of their callers, as far
-    /// as file systems and clients tell them soon: others of the executor go on meanwhile.
+    /// as file systems and clients answer in time. Other tasks of the executor go on meanwhile.
     pub async fn status_with_paths(&self) -> ServerStatus {
         let mut look = self.inner.look();
         let asked = jobs::ask(&look.callers);
@@ -351,18 +351,18 @@ impl Inner {
     /// An export with what it has of this server: memory, counting of stamps, seal.
     fn belongs(&self, export: Export) -> Arc<Export> {
         let pool = self.exports.pool(&export.name).expect("one of those awaited");
-        let tickets = Tickets::new(&self.life.ticket_keys, export.fs.info().uuid);
-        export.ranges.stamps.begin_above(self.life.stamps_before());
+        let tickets = Tickets::new(&self.epoch.ticket_keys, export.fs.info().uuid);
+        export.ranges.stamps.begin_above(self.epoch.stamps_before());
         // To its clients an export that is opened once more is that of another server.
         let withdrawn = self.exports.newest_before(&export.name);
         let instance = withdrawn.map_or(self.instance, |_| random_u64());
         export.ranges.stamps.begin_above(withdrawn.unwrap_or(0));
-        self.life.stamps_given(export.ranges.stamps.newest());
+        self.epoch.stamps_given(export.ranges.stamps.newest());
         Arc::new(Export { pool, tickets, instance, ..export.within(&self.options) })
     }
 
-    async fn restore(&self, export: &Arc<Export>, loss: Loss) -> Result<(), Lost> {
-        let (options, lost) = (&self.options, loss != Loss::Nothing);
+    async fn restore(&self, export: &Arc<Export>, loss: StateLoss) -> Result<(), ExportLost> {
+        let (options, lost) = (&self.options, loss != StateLoss::Nothing);
         let (mut awaited, mut restored) = (BTreeSet::new(), Vec::new());
         let mut former = self.exports.former(&export.name, &*self.journal).into_iter();
         while let Some((record, log)) = former.next() {
@@ -371,14 +371,14 @@ impl Inner {
                 self.exports.keep_former(&export.name, former.collect());
                 self.exports.keep_former(&export.name, vec![session.for_the_next_opening()]);
                 self.suspend_sessions(export);
-                return Err(Lost);
+                return Err(ExportLost);
             }
             session.changed(ServerSession::CHANGED_BEFORE); // perhaps
-            if !options.broken().is(Sabotage::Custody) {
+            if !options.broken().is(Sabotage::HeldFiles) {
                 export.recovery_window.awaits(session.id, options.lease);
             }
             if lost || session.slots.had_locks() {
-                session.awaits_claims();
+                session.expect_reclaim();
                 awaited.insert(session.id);
             }
             let session = Arc::new(session);
@@ -387,7 +387,7 @@ impl Inner {
         }
         // Only now can their clients come back: the file system took its time for each.
         restored.iter().for_each(|session| session.begins_alone());
-        let (anybody, lease) = (loss == Loss::SessionsToo, options.lease);
+        let (anybody, lease) = (loss == StateLoss::SessionsToo, options.lease);
         if lost {
             export.recovery.begin(awaited.clone(), anybody, lease);
         }

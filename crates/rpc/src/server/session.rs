@@ -27,16 +27,16 @@ use crate::server::options::ServerOptions;
 use crate::server::recovery::group_sync::Failures;
 use crate::server::refusals::no_room_for_a_file;
 use crate::server::status::jobs::Questions;
-use crate::server::watchers::Untold;
+use crate::server::watchers::PendingNotifications;
 use crate::wire::{FEATURE_CHANGES, FEATURE_JOBS, FEATURE_STAMPS, FEATURE_TICKETS, Proof, Ticket};
 
-pub(crate) use under_way::{Slotted, Unslotted};
+pub(crate) use under_way::{SlottedChange, UnslottedCall};
 
 /// Connections that one mount may have. It makes fewer; where its network breaks again and
 /// again, those that it has given up are noticed late.
 const CONNECTIONS_MAX: usize = 16;
 
-/// Files of a session that has ended that are closed before others get their turn.
+/// Files that the end of a session closes before it lets other tasks run.
 const CLOSED_AT_ONCE: usize = 64;
 
 /// Open files that are looked at, one after the other, for the sake of one message.
@@ -50,7 +50,7 @@ struct Opened {
     /// That it is counted among the export's.
     _place: Reservation,
     /// Before or after others of the export: see [`Mappings`](super::mappings::Mappings).
-    turn: u64,
+    order: u64,
 }
 
 /// A mount: its open files, its replay slots, its connections.
@@ -79,14 +79,15 @@ pub(crate) struct ServerSession {
     changed_at: AtomicU64,
     pub(crate) failed_closes: LogThrottle,
     pub(crate) forged_seals: LogThrottle,
-    /// The stamp up to which it was told last that everything is on media.
-    told_stable: AtomicU64,
-    /// Syncs of everything that failed, of which it was told, the last one in answer to this request.
-    told_failures: Mutex<(Failures, u64)>,
+    /// The last stamp that was reported to its client as durable.
+    durable_reported: AtomicU64,
+    /// Failed syncs of everything that were reported to its client, and the request whose answer
+    /// reported the last one.
+    reported_failures: Mutex<(Failures, u64)>,
     /// For batch jobs, when this server is looked at.
     pub(crate) questions: Questions,
     /// Changes by others to what it has open.
-    pub(crate) untold: Untold,
+    pub(crate) pending_notifications: PendingNotifications,
     files: Mutex<IdMap<u64, Opened>>,
     state: Mutex<State>,
 }
@@ -96,7 +97,7 @@ struct State {
     connections: BTreeMap<u64, Arc<dyn Connection>>,
     /// Since when there has been none.
     alone_since: Option<Instant>,
-    /// When its client came in this life of the server.
+    /// When its client connected in this server epoch.
     came_back: Option<Instant>,
     /// The executor that served the last one: what may wait for the export's file system
     /// is done there, where it holds up nobody else's export.
@@ -111,9 +112,9 @@ struct State {
     owners: locks::Owners,
     /// Open files through which flock locks were taken.
     flocks: BTreeSet<u64>,
-    /// Its client may come for locks that it had in an earlier life of the server.
-    claims: bool,
-    /// Who waits for those of connections that are gone.
+    /// Its client may reclaim locks of an earlier server epoch.
+    reclaim_pending: bool,
+    /// Wakers of calls that wait for calls of connections that are gone.
     waiting: Vec<Waker>,
 }
 
@@ -130,7 +131,7 @@ impl ServerSession {
             node: NodeId(record.node),
             host: record.host,
             buffers: export.pool.share(),
-            told_failures: Mutex::new((export.group_sync.failures(), 0)),
+            reported_failures: Mutex::new((export.group_sync.failures(), 0)),
             export,
             slots: ReplaySlots::new(log, options.broken()),
             calls: AtomicU64::new(0),
@@ -144,9 +145,9 @@ impl ServerSession {
             changed_at: AtomicU64::new(0),
             failed_closes: LogThrottle::default(),
             forged_seals: LogThrottle::default(),
-            told_stable: AtomicU64::new(0),
+            durable_reported: AtomicU64::new(0),
             questions: Questions::default(),
-            untold: Untold::default(),
+            pending_notifications: PendingNotifications::default(),
             files: Mutex::default(),
             state: Mutex::default(),
         }
@@ -171,7 +172,7 @@ impl ServerSession {
         self.features.load(Ordering::Relaxed) & FEATURE_CHANGES != 0
     }
 
-    /// A stamp less than those of this life of the server.
+    /// A stamp below those of this server epoch.
     pub(crate) const CHANGED_BEFORE: u64 = 1;
 
     /// Notes the stamp of a change that it made.
@@ -184,45 +185,45 @@ impl ServerSession {
         self.changed_at.load(Ordering::Relaxed)
     }
 
-    /// Whether it may keep a change that it has not been told to be on media. A client that
-    /// rests is not woken for what others have synced. One that has not heard of a sync that
-    /// failed asks for one itself.
+    /// Whether its client may keep a change that was not reported to it as durable. A client that
+    /// rests is not woken for what others have synced. One that has not heard of a sync that failed
+    /// asks for one itself.
     pub(crate) fn waits_for_stable(&self) -> bool {
-        let heard = self.told_failures().0 == self.export.group_sync.failures();
-        self.stamps() && heard && self.changed_at() > self.told_stable.load(Ordering::Relaxed)
+        let heard = self.reported_failures().0 == self.export.group_sync.failures();
+        self.stamps() && heard && self.changed_at() > self.durable_reported.load(Ordering::Relaxed)
     }
 
-    fn told_failures(&self) -> MutexGuard<'_, (Failures, u64)> {
-        self.told_failures.lock().unwrap_or_else(PoisonError::into_inner)
+    fn reported_failures(&self) -> MutexGuard<'_, (Failures, u64)> {
+        self.reported_failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The error of a sync of everything that its client has not heard of, to be told as the answer
-    /// to `request`; again, if that is asked once more. An earlier version's client has no number
-    /// for it, and hears it once.
+    /// The error of a sync of everything that its client has not heard of, to be reported in the
+    /// answer to `request`. A repeated request gets the error again. An earlier version's client
+    /// has no number for it, and hears it once.
     pub(crate) fn sync_failure(&self, request: u64) -> Option<Error> {
-        let mut told = self.told_failures();
-        let (failures, asked) = *told;
+        let mut reported = self.reported_failures();
+        let (failures, asked) = *reported;
         let again = request != 0 && asked == request;
         let since = if again { Failures::default() } else { failures };
         let (failures, error) = self.export.group_sync.failed_since(since)?;
-        *told = (failures, request);
+        *reported = (failures, request);
         Some(error)
     }
 
-    /// Notes that it was told that everything up to `stamp` is on media.
-    pub(crate) fn told_stable(&self, stamp: u64) {
-        self.told_stable.fetch_max(stamp, Ordering::Relaxed);
+    /// Notes that its client was notified of the durable stamp `stamp`.
+    pub(crate) fn note_durable_reported(&self, stamp: u64) {
+        self.durable_reported.fetch_max(stamp, Ordering::Relaxed);
     }
 
     fn session_place(&self) -> MutexGuard<'_, Option<SessionPlace>> {
         self.session_place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn has_resident(&self) -> bool {
+    pub(crate) fn has_session_place(&self) -> bool {
         self.session_place().is_some()
     }
 
-    pub(crate) fn set_resident(&self, session_place: SessionPlace) {
+    pub(crate) fn set_session_place(&self, session_place: SessionPlace) {
         self.address.store(session_place.address().0, Ordering::Relaxed);
         *self.session_place() = Some(session_place);
     }
@@ -231,15 +232,15 @@ impl ServerSession {
         ClientAddress(self.address.load(Ordering::Relaxed))
     }
 
-    /// It, as one who wants more of what is counted; `claims`: what it had before.
-    pub(crate) fn taker(&self, claims: bool) -> Taker {
-        Taker { holder: self.id, address: self.address(), claims }
+    /// It, as one who wants more of what is counted; `reclaims`: what it had before.
+    pub(crate) fn taker(&self, reclaims: bool) -> Taker {
+        Taker { holder: self.id, address: self.address(), claims: reclaims }
     }
 
     /// A place for one more open file, to be had before it is opened: that can change it, or make
     /// it. Errors: `ENFILE`.
-    pub(crate) fn place_for_file(&self, claims: bool) -> dray_core::Result<Reservation> {
-        self.export.files.take(self.taker(claims)).map_err(no_room_for_a_file)
+    pub(crate) fn place_for_file(&self, reclaims: bool) -> dray_core::Result<Reservation> {
+        self.export.files.take(self.taker(reclaims)).map_err(no_room_for_a_file)
     }
 
     /// What its client said last that it knows.
@@ -259,7 +260,7 @@ impl ServerSession {
         self.files().get(&handle).map(|opened| opened.file.clone())
     }
 
-    /// What its client can show to a later life of the server, to open the file again.
+    /// The ticket that its client shows to a later server epoch to reopen the file.
     pub(crate) fn ticket_of(&self, handle: u64) -> Option<Ticket> {
         let files = self.files();
         let Opened { file, access, .. } = files.get(&handle)?;
@@ -270,15 +271,15 @@ impl ServerSession {
         self.files().contains_key(&handle)
     }
 
-    /// When it opened this file, of those times that it has it open the first; none: it has not, or it
-    /// has so many files open that whoever looks among them would keep others waiting.
+    /// When it opened this file, of those times that it has it open the first; none: it has not, or
+    /// it has so many files open that a search among them would delay other calls.
     pub(crate) fn first_open(&self, file: FileId) -> Option<u64> {
         let files = self.files();
         if files.len() > LOOKED_AMONG_MAX {
             return None;
         }
         let of_file = files.values().filter(|opened| opened.file.id() == file);
-        of_file.map(|opened| opened.turn).min()
+        of_file.map(|opened| opened.order).min()
     }
 
     /// Files that are open now.
@@ -301,8 +302,8 @@ impl ServerSession {
         }
         let id = file.id();
         let same = files.get(&handle).is_some_and(|kept| kept.file.id() == id);
-        let turn = self.export.mappings.turn();
-        let opened = Opened { file, access, _place: place, turn };
+        let order = self.export.mappings.next_order();
+        let opened = Opened { file, access, _place: place, order };
         if same {
             drop(files);
             return Ok(()); // outside of the lock: to drop it may close a descriptor
@@ -349,8 +350,8 @@ impl ServerSession {
         }
     }
 
-    /// The executor that serves this session, or, if it has had no connection in this life of
-    /// the server, its export; none before the first connection of that.
+    /// The executor that serves this session, or, if it has had no connection in this server epoch,
+    /// its export; none before the first connection of that.
     pub(crate) fn home(&self) -> Option<ExecutorHandle> {
         let own = self.state().home.clone();
         own.or_else(|| self.export.home())
@@ -435,7 +436,7 @@ impl ServerSession {
         connections.values().for_each(|connection| connection.close());
     }
 
-    /// As the journal of an earlier life has it, for the next opening of its export.
+    /// As the journal of an earlier epoch has it, for the next opening of its export.
     pub(crate) fn for_the_next_opening(&self) -> (SessionRecord, Arc<dyn SlotLog>) {
         let record = SessionRecord {
             id: self.id,
@@ -458,7 +459,7 @@ impl ServerSession {
                 dray_rt::yield_now().await; // others are served by this thread, too
             }
             self.watches_no_more(&*file);
-            let _ = self.close_file(&cx, handle, &*file).await; // nobody is left to be told
+            let _ = self.close_file(&cx, handle, &*file).await; // there is no caller to report to
         }
     }
 }
@@ -516,7 +517,7 @@ mod tests {
     /// A client that had hundreds of thousands of files open and went kept the thread that serves
     /// others until all of them were closed.
     #[test]
-    fn the_end_of_a_session_with_many_files_leaves_others_their_turn() {
+    fn the_end_of_a_session_with_many_files_lets_other_tasks_run() {
         let driver = dray_rt::DriverKind::Simulated { seed: 1 };
         dray_rt::Executor::new(driver).unwrap().block_on(async {
             let fs = Arc::new(MemoryFs::new(MemoryOptions::default()));
@@ -543,17 +544,17 @@ mod tests {
             session.cut_off();
             let mut task = std::task::Context::from_waker(Waker::noop());
             let mut ending = std::pin::pin!(session.end());
-            let turns =
+            let ticks =
                 std::iter::from_fn(|| ending.as_mut().poll(&mut task).is_pending().then_some(()));
-            assert_eq!(turns.count(), 2);
+            assert_eq!(ticks.count(), 2);
         });
     }
 
-    /// The answer was lost with its connection, and the sync asked for again: it succeeds, since the
-    /// kernel tells of an error once.
+    /// The answer was lost with its connection, and the client repeated the sync. It succeeded,
+    /// since the kernel reports an error once.
     // proves: P105
     #[test]
-    fn a_sync_that_failed_is_told_until_it_is_heard() {
+    fn a_failed_sync_is_reported_until_its_answer_is_acknowledged() {
         let driver = dray_rt::DriverKind::Simulated { seed: 1 };
         dray_rt::Executor::new(driver).unwrap().block_on(async {
             let fault = Fault {

@@ -43,7 +43,7 @@ impl Inner {
         right: impl FnOnce(&[u8; 16]) -> bool,
     ) -> Result<Option<Arc<ServerSession>>, Refused> {
         let forgets = self.options.broken().is(Sabotage::Evictions);
-        if self.life.is_evicted(id) && !forgets {
+        if self.epoch.is_evicted(id) && !forgets {
             return Err(refused(
                 Errno::ESHUTDOWN,
                 "this client was evicted by the server's administrator: unmount, and mount again",
@@ -56,11 +56,11 @@ impl Inner {
         Ok(known.filter(its_own))
     }
 
-    /// A session of an earlier life has come back from `peer`: it counts among those of that
+    /// A session of an earlier epoch has returned from `peer`: it counts among those of that
     /// address, however many there are.
     pub(crate) fn count_session(&self, session: &ServerSession, peer: Peer) {
-        if !session.has_resident() {
-            session.set_resident(self.limits.count_session(peer));
+        if !session.has_session_place() {
+            session.set_session_place(self.limits.count_session(peer));
         }
     }
 
@@ -99,7 +99,7 @@ impl Inner {
             refused(Errno::ENOSPC, what)
         })?;
         let session = Arc::new(ServerSession::new(record, export, &self.options, log));
-        session.set_resident(session_place);
+        session.set_session_place(session_place);
         if self.enter(&session) {
             return Ok(session);
         }
@@ -143,7 +143,7 @@ impl Inner {
         let parting = Parting::of(self);
         home.unwrap_or_else(ExecutorHandle::current).spawn(async move {
             session.end().await;
-            session.export.grace.reclaimed(session.id);
+            session.export.grace.finish(session.id);
             session.export.recovery_window.returned(session.id);
             session.export.recovery.done(session.id);
             let _ = done.send(()); // nobody has to wait for it
@@ -162,9 +162,9 @@ impl Inner {
         ended
     }
 
-    /// Has what a client changed last brought to media, once it is gone: it keeps nothing any
-    /// more. Until then its session stays in the journal: should the machine lose power
-    /// meanwhile, it counts as one that has not come back, and that is told.
+    /// Has what a client changed last brought to media, once it is gone: it keeps nothing any more.
+    /// Until then its session stays in the journal: should the machine lose power meanwhile, it
+    /// counts as one that has not returned, and the status reports that.
     async fn sync_last(&self, session: &ServerSession) {
         let export = &session.export;
         let skipped = self.options.broken().is(Sabotage::LastSync);
@@ -178,7 +178,7 @@ impl Inner {
         match synced.await {
             Ok(stamp) => {
                 let ticket = export.tickets.on_media(None, stamp);
-                self.tell_stable(export, stamp, ticket);
+                self.notify_durable(export, stamp, ticket);
             }
             Err(error) => log::error!(
                 "client {} (session {:x}) is gone, and what it wrote last cannot be synced: {error}",
@@ -188,10 +188,10 @@ impl Inner {
         }
     }
 
-    /// Tells the clients of `export` that everything up to `stamp` is on media: those that have
-    /// changed something since they were told last. Who has not keeps nothing that it could
-    /// forget, and sleeps on.
-    pub(crate) fn tell_stable(&self, export: &Arc<Export>, stamp: u64, ticket: Ticket) {
+    /// Notifies clients of `export` that everything up to `stamp` is on media: those that have
+    /// changed something since their last notification. The other clients keep no changes, and are
+    /// not woken.
+    pub(crate) fn notify_durable(&self, export: &Arc<Export>, stamp: u64, ticket: Ticket) {
         if !export.group_sync.is_news(stamp) {
             return;
         }
@@ -208,7 +208,7 @@ impl Inner {
             .collect();
         for (session, connection) in concerned {
             if connection.notify(&message).is_ok() {
-                session.told_stable(stamp); // who is away, or does not read, hears of the next
+                session.note_durable_reported(stamp); // who is away, or does not read, hears of the next
             }
         }
     }
@@ -281,7 +281,7 @@ mod tests {
     use crate::server::exactly_once::slots::{Route, Verdict};
     use crate::server::journal::watched::{Watch, WatchedJournal};
     use crate::server::journal::{MemoryJournal, SlotRecord};
-    use crate::server::options::{Loss, ServerOptions};
+    use crate::server::options::{ServerOptions, StateLoss};
     use crate::server::ranges::Span;
     use crate::server::service::Server;
 
@@ -312,7 +312,7 @@ mod tests {
             let leases = server.clone();
             dray_rt::spawn(async move { leases.expire_leases().await });
             server
-                .open(Export::new("data", Arc::new(fs), Vec::new()), Loss::Nothing)
+                .open(Export::new("data", Arc::new(fs), Vec::new()), StateLoss::Nothing)
                 .await
                 .unwrap();
             assert_eq!(server.status().clients.len(), 4);
@@ -325,7 +325,7 @@ mod tests {
     /// that it had given up on it, kept everybody else from that file as long as it stayed.
     // proves: P85
     #[test]
-    fn a_change_that_nobody_asks_for_again_is_waited_for_no_longer_than_a_lease() {
+    fn an_abandoned_change_blocks_others_for_one_lease_at_most() {
         Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
             let fs = MemoryFs::new(MemoryOptions::default());
             let (root, mut intent) = (fs.info().root, Vec::new());
@@ -339,7 +339,7 @@ mod tests {
             let leases = server.clone();
             dray_rt::spawn(async move { leases.expire_leases().await });
             server
-                .open(Export::new("data", Arc::new(fs), Vec::new()), Loss::Nothing)
+                .open(Export::new("data", Arc::new(fs), Vec::new()), StateLoss::Nothing)
                 .await
                 .unwrap();
             let export = server.inner.exports.get("data").unwrap();
@@ -353,12 +353,13 @@ mod tests {
             let change = timeout(lease, export.ranges.change(root, Span::ALL)).await;
             drop(change.expect("it is waited for as long as its client stays"));
             assert!(lock(&server.inner.sessions).contains_key(&1), "its client is there");
-            // Whoever asks after all is told, by this server and by the next.
+            // A client that repeats its call gets the unknown outcome from this server and the
+            // next.
             let route = Route { connection: Arc::downgrade(&connection), tag: 0 };
             let Verdict::Replay(answer) = session.slots.begin(0, 7, &route) else {
                 panic!("it is made after others have changed the same");
             };
-            let error = answer.error().expect("nobody knows");
+            let error = answer.error().expect("an unknown outcome");
             assert_eq!((error.errno(), error.fate()), (Errno::EIO, Fate::Unknown));
             let noted = journal.load()[0].1.records();
             assert!(matches!(&noted[0].1, SlotRecord::Answer { sequence: 7, .. }));
@@ -408,7 +409,7 @@ mod tests {
         thread.join().unwrap();
     }
 
-    /// Tells which thread the last user of a log was on.
+    /// Reports the thread of the last user of a log.
     struct LastUser(Mutex<Sender<String>>);
 
     impl Watch for LastUser {
@@ -424,7 +425,7 @@ mod tests {
     #[test]
     fn the_file_of_a_session_that_ended_is_given_back_by_a_thread_for_that() {
         let export = Export::new("data", Arc::new(MemoryFs::new(MemoryOptions::default())), vec![]);
-        let (tell, told) = channel();
+        let (tell, receiver) = channel();
         let journal = Arc::new(WatchedJournal::by(LastUser(Mutex::new(tell))));
         let server = Server::new(ServerOptions::default(), vec![export], journal);
         let export = server.inner.exports.get("data").unwrap();
@@ -434,6 +435,6 @@ mod tests {
             server.inner.end(session).await.unwrap();
             server.parted().await;
         });
-        assert_eq!(told.recv_timeout(Duration::from_secs(60)).as_deref(), Ok("dray-note"));
+        assert_eq!(receiver.recv_timeout(Duration::from_secs(60)).as_deref(), Ok("dray-note"));
     }
 }

@@ -1,8 +1,8 @@
 //! Clients that stopped in the middle: they do not read their answers, or sent half a frame.
 //!
-//! What such a client holds of the server's memory would be gone as long as it likes. So
-//! every now and then it is looked how far each connection has got; one that stands still
-//! from one look to the next is ended. A client that lives makes a new one.
+//! What such a client holds of the server's memory would be gone as long as it likes. So every now
+//! and then it is looked how far each connection has got; one that stands still from one look to
+//! the next is ended. A live client makes a new one.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
-//! Clients that cache what they have open, and are told when another client changes it.
+//! Notifies clients that cache open files when another client changes one.
 //!
-//! What they may believe ends at the next open or when their attributes run out, told or not: this
-//! is advice, which comes soon where it comes. What changes within [`GATHER_TIME`] is told in one
-//! message, so that a file that is written to all the time costs its readers a hundred messages a
-//! second at most. Who is away, or is to be told of too much at once, is not told.
+//! A notification is advice. The validity of cached data ends at the next open or with the
+//! attributes, with or without one. Changes within [`COALESCE_TIME`] go into one message, so that a
+//! file under constant writes costs its readers at most a hundred messages a second. A client that
+//! is away is not notified. Changes beyond the bound of a message are left out.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::ErrorKind;
@@ -18,15 +18,15 @@ use crate::server::service::{Inner, lock};
 use crate::server::session::ServerSession;
 use crate::wire::{CHANGED_MAX, NotifyHead, put_changed};
 
-/// How long changes are gathered before they are told.
-const GATHER_TIME: Duration = Duration::from_millis(10);
-/// Until it is tried again to tell a client that has not read what it was told before.
+/// How long changes are coalesced before the notification is sent.
+const COALESCE_TIME: Duration = Duration::from_millis(10);
+/// Until the next try to notify a client that has not read the notification before.
 const UNREAD_TIME: Duration = Duration::from_millis(100);
 
 /// Open files of an export by those sessions that want to hear of changes.
 #[derive(Default)]
 pub(crate) struct Watchers {
-    /// There are some.
+    /// Whether there are any.
     any: AtomicBool,
     /// By file: sessions, and how often each has it open.
     files: Mutex<HashMap<FileId, Vec<(u64, u32)>>>,
@@ -60,12 +60,12 @@ impl Watchers {
         self.any.store(!files.is_empty(), Ordering::Release);
     }
 
-    /// Whether nobody watches anything: nearly always.
+    /// Whether no session watches any file, as is nearly always so.
     pub(crate) fn is_empty(&self) -> bool {
         !self.any.load(Ordering::Acquire)
     }
 
-    /// Those who have it open, but for `changer`.
+    /// The sessions that have the file open, without `changer`.
     fn others(&self, file: FileId, changer: u64) -> Vec<u64> {
         let files = self.files();
         let sessions = files.get(&file).into_iter().flatten().map(|(id, _)| *id);
@@ -73,16 +73,17 @@ impl Watchers {
     }
 }
 
-/// What a session has not been told of yet.
+/// The files whose changes a session has not been notified of yet.
 #[derive(Default)]
-pub(crate) struct Untold(Mutex<BTreeSet<FileId>>);
+pub(crate) struct PendingNotifications(Mutex<BTreeSet<FileId>>);
 
-impl Untold {
+impl PendingNotifications {
     fn files(&self) -> MutexGuard<'_, BTreeSet<FileId>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True if it is the first: somebody has to tell it then. What is too much is left out.
+    /// True if the file is the first: the caller has to start a notification then. Files beyond the
+    /// bound are left out.
     fn add(&self, file: FileId) -> bool {
         let mut files = self.files();
         let first = files.is_empty();
@@ -94,38 +95,39 @@ impl Untold {
 }
 
 impl Inner {
-    /// Has the others who have `file` open told that `changer` has changed it.
-    pub(crate) fn tell_change(&self, changer: &ServerSession, file: FileId) {
+    /// Notifies the other sessions that have `file` open that `changer` has changed it.
+    pub(crate) fn notify_change(&self, changer: &ServerSession, file: FileId) {
         let others = changer.export.watchers.others(file, changer.id);
-        if others.is_empty() || self.options.broken().leaves_untold() {
+        if others.is_empty() || self.options.broken().drops_notification() {
             return;
         }
         let sessions = lock(&self.sessions);
         let others: Vec<_> = others.iter().filter_map(|id| sessions.get(id).cloned()).collect();
         drop(sessions);
-        for session in others.into_iter().filter(|session| session.untold.add(file)) {
+        for session in others.into_iter().filter(|session| session.pending_notifications.add(file))
+        {
             match session.home() {
-                Some(home) => home.spawn(tell_soon(session)),
-                None => session.untold.files().clear(), // it is away
+                Some(home) => home.spawn(notify_later(session)),
+                None => session.pending_notifications.files().clear(), // it is away
             }
         }
     }
 }
 
-/// While its client does not read, what is untold is gathered further.
-async fn tell_soon(session: Arc<ServerSession>) {
-    sleep(GATHER_TIME).await;
-    while !is_told(&session) {
+/// While the client does not read, pending notifications are coalesced further.
+async fn notify_later(session: Arc<ServerSession>) {
+    sleep(COALESCE_TIME).await;
+    while !notify_pending(&session) {
         sleep(UNREAD_TIME).await;
     }
 }
 
-/// Tells a client that is there what is untold; false if so much waits for it already that it has
-/// to be tried again.
-fn is_told(session: &ServerSession) -> bool {
-    let mut untold = session.untold.files();
+/// Sends the pending notifications to a connected client. False if its connection is full, and the
+/// caller has to try again.
+fn notify_pending(session: &ServerSession) -> bool {
+    let mut pending = session.pending_notifications.files();
     if let Some(connection) = session.connections().into_iter().next() {
-        let files: Vec<FileId> = untold.iter().copied().collect();
+        let files: Vec<FileId> = pending.iter().copied().collect();
         let mut message = Vec::new();
         NotifyHead { what: NotifyHead::CHANGED, flags: 0, tag: files.len() as u32 }
             .put_message(&mut message);
@@ -135,7 +137,7 @@ fn is_told(session: &ServerSession) -> bool {
             _ => connection.flush(), // a broken one ends by itself
         }
     }
-    untold.clear();
+    pending.clear();
     true
 }
 
@@ -148,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_it_open_is_told_until_its_last_close() {
+    fn a_session_is_notified_until_its_last_close() {
         let watchers = Watchers::default();
         assert!(watchers.is_empty());
         for session in [7, 7, 8] {
@@ -168,10 +170,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_told_yet_is_bounded() {
-        let untold = Untold::default();
-        assert!(untold.add(file(1)) && !untold.add(file(1)) && !untold.add(file(2)));
-        (0..=CHANGED_MAX as u64).for_each(|ino| assert!(!untold.add(file(ino))));
-        assert_eq!(untold.files().len(), CHANGED_MAX);
+    fn pending_notifications_are_bounded() {
+        let pending = PendingNotifications::default();
+        assert!(pending.add(file(1)) && !pending.add(file(1)) && !pending.add(file(2)));
+        (0..=CHANGED_MAX as u64).for_each(|ino| assert!(!pending.add(file(ino))));
+        assert_eq!(pending.files().len(), CHANGED_MAX);
     }
 }

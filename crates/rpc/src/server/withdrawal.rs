@@ -2,52 +2,52 @@
 //! no longer there: its file system was unmounted, or another one has taken its place, or its program
 //! died.
 //!
-//! To its clients that is as if the server had died and not come back yet, which they know how to live
-//! with: their connections end without an answer to what is under way, they come again until the
-//! export is open once more, and find their sessions there, as the journal has them.
+//! To its clients that is as if the server had died and not returned yet, which they can handle:
+//! their connections end without an answer to what is under way, they come again until the export
+//! is open once more, and find their sessions there, as the journal has them.
 
 use std::sync::{Arc, Weak};
 
 use crate::server::export::Export;
-use crate::server::options::Loss;
+use crate::server::options::StateLoss;
 use crate::server::service::{Inner, Server, lock};
 use crate::server::session::ServerSession;
 
 /// What serves an export has gone while the export was being opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lost;
+pub struct ExportLost;
 
 /// An export that was withdrawn, with whatever is still under way there.
-pub struct Withdrawn {
+pub struct WithdrawnExport {
     export: Weak<Export>,
     /// What is to be said of losses when it is opened again.
-    pub loss: Loss,
+    pub loss: StateLoss,
 }
 
-impl Withdrawn {
-    /// Whether calls of before are still in its file system, or files of before are not closed yet. It
-    /// must not be opened again as long as they are: what they still change could not be told from
-    /// what others have changed since.
+impl WithdrawnExport {
+    /// Whether calls of before are still in its file system, or files of before are not closed yet.
+    /// It must not be opened again as long as they are: their late changes could not be
+    /// distinguished from later ones of other clients.
     pub fn is_in_use(&self) -> bool {
         self.export.strong_count() > 0
     }
 }
 
 impl Server {
-    /// Withdraws an open export until [`Server::open`] opens it again; `loss` is what that was told
-    /// last. Waits for nothing. None: it is not open.
-    pub fn withdraw(&self, name: &str, loss: Loss) -> Option<Withdrawn> {
+    /// Withdraws an open export until [`Server::open`] opens it again; `loss` is the one that it
+    /// was opened with last. Waits for nothing. None: it is not open.
+    pub fn withdraw(&self, name: &str, loss: StateLoss) -> Option<WithdrawnExport> {
         let export = self.inner.exports.withdraw(name)?;
         // Before anything ends: what fails from now on is no answer.
         export.lose();
-        self.inner.life.stamps_given(export.ranges.stamps.newest());
+        self.inner.epoch.stamps_given(export.ranges.stamps.newest());
         self.inner.suspend_sessions(&export);
         // What was lost with the machine has not all been made again.
-        let loss = if export.recovery.running() { loss } else { Loss::Nothing };
-        // Whoever waits there would be waited for.
+        let loss = if export.recovery.running() { loss } else { StateLoss::Nothing };
+        // Calls that wait there would keep the export in use.
         export.recovery.abandon();
         export.recovery_window.abandon();
-        Some(Withdrawn { export: Arc::downgrade(&export), loss })
+        Some(WithdrawnExport { export: Arc::downgrade(&export), loss })
     }
 }
 

@@ -90,11 +90,11 @@ calls! {
     /// one.
     Put { dir: FileId, name: Bytes<'a>, mode: u32 },
     SyncAll {},
-    /// What a client knows to be on media, after the server's machine has lost power.
-    /// `instance`: the server's life that it is meant for; `newest`: the last stamp it has seen; `durable_stamp`: everything up to this one is on media;
-    /// `durable_stamps`: pairs of file and stamp, of files for which more is. `step`: 0 more of them
-    /// follow; 1 these are the last, and the answer comes when changes can be sent; 2 all
-    /// changes have been sent.
+    /// What a client knows to be on media, after the server's machine has lost power. `instance`:
+    /// the server epoch that it is meant for; `newest`: the last stamp it has seen;
+    /// `durable_stamp`: everything up to this one is on media; `durable_stamps`: pairs of file and
+    /// stamp, of files for which more is. `step`: 0 more of them follow; 1 these are the last, and
+    /// the answer comes when changes can be sent; 2 all changes have been sent.
     Recover { instance: u64, newest: u64, durable_stamp: u64, durable_stamps: Bytes<'a>, step: u8 },
     /// A change that the client kept and the loss of power may have undone.
     Redo { handle: u64, stamp: u64, change: Change },

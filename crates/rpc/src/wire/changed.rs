@@ -1,4 +1,4 @@
-//! Files that other clients changed: told by a server to who has them open and caches
+//! Files that other clients changed: a server notifies clients that cache them while they are open
 //! ([`NotifyHead::CHANGED`](super::NotifyHead::CHANGED)).
 
 use dray_core::FileId;
@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_told_is_bounded() {
+    fn a_change_notification_is_bounded() {
         let files: Vec<FileId> =
             (0..CHANGED_MAX as u64).map(|ino| FileId { ino, generation: 2 }).collect();
         let mut message = Vec::new();

@@ -165,7 +165,7 @@ impl<'a, A: Wire<'a>, B: Wire<'a>> Wire<'a> for (A, B) {
 /// A field that later versions have appended to a message. Where the message ends before it, as in
 /// the versions before, it has its default value. A default value is not written at the end, so
 /// that a message without it is what it was. A version that appends one more writes all before it.
-pub(crate) trait Appended<'a>: Wire<'a> + Default + PartialEq {
+pub(crate) trait AppendedField<'a>: Wire<'a> + Default + PartialEq {
     fn put_at_end(&self, out: &mut Vec<u8>) {
         if *self != Self::default() {
             self.put(out);
@@ -176,7 +176,7 @@ pub(crate) trait Appended<'a>: Wire<'a> + Default + PartialEq {
     }
 }
 
-impl<'a, T: Wire<'a> + Default + PartialEq> Appended<'a> for T {}
+impl<'a, T: Wire<'a> + Default + PartialEq> AppendedField<'a> for T {}
 
 /// Defines a struct and its encoding: its fields in order.
 macro_rules! wire_struct {
@@ -194,12 +194,12 @@ macro_rules! wire_struct {
         impl<'a> $crate::wire::Wire<'a> for $name {
             fn put(&self, out: &mut Vec<u8>) {
                 $(self.$field.put(out);)*
-                $crate::wire::codec::Appended::put_at_end(&self.$last, out);
+                $crate::wire::codec::AppendedField::put_at_end(&self.$last, out);
             }
             fn get(input: &mut $crate::wire::Input<'a>) -> Result<Self, $crate::wire::Malformed> {
                 Ok($name {
                     $($field: input.get()?,)*
-                    $last: $crate::wire::codec::Appended::get_at_end(input)?
+                    $last: $crate::wire::codec::AppendedField::get_at_end(input)?
                 })
             }
         }

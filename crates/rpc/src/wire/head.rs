@@ -67,7 +67,7 @@ wire_struct! {
         slot: u32,
         /// Number of the call in its slot, counted up.
         sequence: u32,
-        /// Who asks: a number defined before on this connection.
+        /// The caller: a number defined before on this connection.
         identity: u32,
         /// The asking thread on its node.
         pid: Pid,
@@ -145,31 +145,32 @@ impl NotifyHead {
     /// From the client: it unmounts; give everything back now.
     pub const GOODBYE: u8 = 3;
 
-    /// From the client: every lock that it wanted to claim again has been.
-    pub const RECLAIMED: u8 = 4;
-    /// From the client: the replay slots whose numbers follow, as many as the argument
-    /// says, have nothing under way. What a server's death cut short in them is given up.
+    /// From the client: it has reclaimed all its locks.
+    pub const RECLAIM_COMPLETE: u8 = 4;
+    /// From the client: the replay slots with the numbers that follow have no change under way. The
+    /// argument says how many follow. Changes in them that a server's death cut short are
+    /// abandoned.
     pub const IDLE: u8 = 5;
-    /// From the client: it has opened again what it had open, and has the answers that it
-    /// waited for when the server came back.
-    pub const RETURNED: u8 = 6;
+    /// From the client: it has reopened its files, and has the answers that it waited for when the
+    /// server returned.
+    pub const RECOVERY_COMPLETE: u8 = 6;
 
     /// From the server: every change up to the stamp that follows the head, eight bytes, is
     /// on media. Behind that its [`Ticket`](crate::wire::Ticket).
     pub const STABLE: u8 = 7;
 
-    /// From the server: which batch jobs do these callers belong to? Callers follow, as
+    /// From the server: to which batch jobs do these callers belong? Callers follow, as
     /// [`put_callers`](super::put_callers) writes them; the argument numbers the question.
-    pub const WHOSE: u8 = 8;
+    pub const JOB_QUERY: u8 = 8;
     /// From the client: the answer, [`put_jobs`](super::put_jobs), to the question of this number.
     pub const JOBS: u8 = 9;
     /// From the server: others changed these files, which the client has open; as many follow as
     /// the argument says ([`put_changed`](super::put_changed)).
     pub const CHANGED: u8 = 10;
-    /// From the client: programs store into a shared mapping of the file whose id follows.
+    /// From the client: programs store into a shared mapping of a file; its id follows.
     pub const MAPPED: u8 = 11;
-    /// A client has no use for what a process of it before had open: files whose numbers are in
-    /// this range, from and to, are to be closed, and locks taken through them given back.
+    /// A client releases files that an earlier process of it had open. The server closes the files
+    /// with numbers in this range, from and to, and releases locks taken through them.
     pub const RELEASED: u8 = 12;
 
     /// Appends kind and head.

@@ -10,7 +10,7 @@
 
 use dray_core::{FsInfo, NodeId};
 
-use crate::wire::codec::{Appended, Input, Malformed, Wire, wire_struct};
+use crate::wire::codec::{AppendedField, Input, Malformed, Wire, wire_struct};
 use crate::wire::head::Kind;
 
 /// How the ends prove who they are.

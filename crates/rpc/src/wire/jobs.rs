@@ -1,5 +1,5 @@
-//! Whose callers belong to which batch job: asked by a server that is looked at
-//! ([`NotifyHead::WHOSE`](super::NotifyHead::WHOSE)), answered by a client
+//! The batch jobs of callers: a server asks when its status is requested
+//! ([`NotifyHead::JOB_QUERY`](super::NotifyHead::JOB_QUERY)), answered by a client
 //! ([`NotifyHead::JOBS`](super::NotifyHead::JOBS)).
 
 use dray_core::{CallersJob, Pid};

@@ -44,8 +44,8 @@ pub const VERSION_MAX: u16 = 1;
 /// Feature: answers to changes carry a [`Stamp`], and `sync_all`, `recover` and `redo` are
 /// understood.
 pub const FEATURE_STAMPS: u64 = 1;
-/// Feature: answers carry a [`Ticket`] where there is something to show to a later life of
-/// the server, and `reopen` and `declare` are understood.
+/// Feature: answers carry a [`Ticket`] that a client can show to a later server epoch, and `reopen`
+/// and `declare` are understood.
 pub const FEATURE_TICKETS: u64 = 2;
 /// Feature: a close may be sent that nobody waits for ([`CallHead::ONE_WAY`]).
 pub const FEATURE_ONE_WAY: u64 = 4;
@@ -54,10 +54,10 @@ pub const FEATURE_ONE_WAY: u64 = 4;
 pub const FEATURE_LOOKUP_OPEN: u64 = 8;
 /// How long after it was sent a `lookup_open` a client may use the file that it opened, by the
 /// client's clock.
-pub const AHEAD_USED_MAX: Duration = Duration::from_millis(2);
-/// Feature: of halves of reads the server tells the version ([`CallHead::HALF`]).
-pub const FEATURE_HALVES: u64 = 16;
-/// Feature: [`NotifyHead::WHOSE`] is answered.
+pub const OPEN_AHEAD_USED_MAX: Duration = Duration::from_millis(2);
+/// Feature: the server reports the version of a part of a split read ([`CallHead::HALF`]).
+pub const FEATURE_SPLIT_READS: u64 = 16;
+/// Feature: [`NotifyHead::JOB_QUERY`] is answered.
 pub const FEATURE_JOBS: u64 = 32;
 /// Feature: the client caches what it has open, and wants to hear of changes by others
 /// ([`NotifyHead::CHANGED`]). One that does not cache is not woken for them.
@@ -71,7 +71,7 @@ pub const FEATURES: u64 = FEATURE_STAMPS
     | FEATURE_TICKETS
     | FEATURE_ONE_WAY
     | FEATURE_LOOKUP_OPEN
-    | FEATURE_HALVES
+    | FEATURE_SPLIT_READS
     | FEATURE_JOBS
     | FEATURE_CHANGES
     | FEATURE_XFLAGS
@@ -79,8 +79,8 @@ pub const FEATURES: u64 = FEATURE_STAMPS
 /// Among a server's features: its machine has lost power, and it waits for what clients
 /// have kept.
 pub const RECOVERING: u64 = 1 << 63;
-/// Among a server's features: whoever calls is the same user there, so that a client's kernel must not
-/// judge by the ids of its callers.
+/// Among a server's features: every caller is the same user there, so that a client's kernel must
+/// not judge by the ids of its callers.
 pub const ONE_USER: u64 = 1 << 62;
 
 /// Most bytes that a page of directory entries takes; it travels as data.

@@ -1,4 +1,4 @@
-//! What a server says of itself, sealed, so that a later life of it believes it.
+//! A sealed statement of a server, which a later server epoch believes.
 
 use crate::wire::codec::{Input, Malformed, Wire};
 

@@ -13,7 +13,7 @@ use dray_rpc::wire::{Challenge, Welcome};
 
 struct Forgetful {
     connection: Arc<SimConnection>,
-    lives: Arc<AtomicU64>,
+    epochs: Arc<AtomicU64>,
     said: u32,
     info: FsInfo,
 }
@@ -35,14 +35,14 @@ impl Sink for Forgetful {
         match self.said {
             1 => self.connection.send(&challenge.message(), None),
             2 => {
-                let life = self.lives.fetch_add(1, Ordering::Relaxed) + 2;
+                let epoch = self.epochs.fetch_add(1, Ordering::Relaxed) + 2;
                 let welcome = Welcome {
-                    session: life / 3 + 1000, // some lives know the session, and nothing of it
+                    session: epoch / 3 + 1000, // some epochs know the session, and nothing of it
                     secret: [0; 16],
                     resumed: false,
                     connection: 1,
-                    instance: life,
-                    boot: u128::from(life / 2) + 1,
+                    instance: epoch,
+                    boot: u128::from(epoch / 2) + 1,
                     calls_max: 128,
                     slots: 64,
                     lease_ms: 60_000,
@@ -62,14 +62,14 @@ pub fn serve_forgetfully(
     info: FsInfo,
     patience: Duration,
 ) -> (Arc<AtomicU64>, Arc<AtomicUsize>) {
-    let (lives, open) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicUsize::new(0)));
-    let counts = (lives.clone(), open.clone());
+    let (epochs, open) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicUsize::new(0)));
+    let counts = (epochs.clone(), open.clone());
     let mut incoming = network.listen("s");
     dray_rt::spawn(async move {
         while let Some(connection) = incoming.recv().await {
             let connection = Arc::new(connection);
-            let (lives, info, open) = (lives.clone(), info.clone(), open.clone());
-            let mut serving = Forgetful { connection: connection.clone(), lives, said: 0, info };
+            let (epochs, info, open) = (epochs.clone(), info.clone(), open.clone());
+            let mut serving = Forgetful { connection: connection.clone(), epochs, said: 0, info };
             dray_rt::spawn(async move {
                 open.fetch_add(1, Ordering::Relaxed);
                 let served = serving.connection.clone();

@@ -3,8 +3,8 @@
 
 pub mod calls;
 pub mod forgetful;
-pub mod lives;
 pub mod raw;
+pub mod server_epochs;
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ pub fn server_of(fs: MemoryFs, options: ServerOptions) -> Server {
 
 pub fn server_with(fs: MemoryFs, options: ServerOptions, journal: MemoryJournal) -> Server {
     let mut export = Export::new("data", Arc::new(fs), Vec::new());
-    export.insecure = true; // whoever runs the tests need not be root
+    export.insecure = true; // tests may run without root
     Server::new(options, vec![export], Arc::new(journal))
 }
 

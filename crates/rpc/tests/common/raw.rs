@@ -11,7 +11,7 @@ use dray_rpc::wire::{
     VERSION_MIN, Welcome, Wire,
 };
 
-/// Whoever does not answer within this time has hung.
+/// A peer that does not answer within this time has hung.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A frame as it travels.
@@ -62,7 +62,7 @@ pub const NO_PROOF: Proof =
     Proof { proof: [0; 32], session: 0, session_proof: [0; 32], replaces: 0, definition: 0 };
 
 /// A connection that has not said anything.
-pub fn stranger(socket: &Path) -> UnixStream {
+pub fn unauthenticated(socket: &Path) -> UnixStream {
     let stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
@@ -76,7 +76,7 @@ pub fn guest(socket: &Path) -> io::Result<(UnixStream, Welcome)> {
 
 /// The same by a hello and a proof of its own.
 pub fn guest_as(socket: &Path, hello: &Hello, proof: &Proof) -> io::Result<(UnixStream, Welcome)> {
-    let mut stream = stranger(socket);
+    let mut stream = unauthenticated(socket);
     stream.write_all(&frame(&hello.message(), b""))?;
     let malformed = |error| io::Error::other(format!("{error:?}"));
     Challenge::from_message(&read_frame(&mut stream)?.0).map_err(malformed)?;

@@ -13,12 +13,12 @@ use dray_core::{
 use dray_fabric::Address;
 use dray_rpc::auth::{Key, Role, Transcript};
 use dray_rpc::server::{
-    Export, Journal, Loss, MemoryJournal, Server, ServerOptions, SessionRecord, SlotRecord,
+    Export, Journal, MemoryJournal, Server, ServerOptions, SessionRecord, SlotRecord, StateLoss,
 };
 use dray_rpc::wire::{Call, CallHead, Challenge, Input, Proof, ReplyHead, Welcome};
 
 use crate::common::raw::{
-    NO_PROOF, ask, frame, guest, head, hello, identity, message, read_frame, stranger,
+    NO_PROOF, ask, frame, guest, head, hello, identity, message, read_frame, unauthenticated,
 };
 use crate::common::{memory, run, serve_sockets};
 use crate::written::Written;
@@ -129,7 +129,7 @@ async fn served(
     let socket: PathBuf = dir.path().join("socket");
     let export = Export::new("data", Arc::new(fs.clone()), Vec::new());
     let server = Server::new(ServerOptions::default(), vec![export], Arc::new(journal.clone()));
-    server.restore(Loss::Nothing).await;
+    server.restore(StateLoss::Nothing).await;
     serve_sockets(&Address::Unix(socket.clone()), server).await;
     let client = std::thread::spawn(move || client(&socket));
     while !client.is_finished() {
@@ -161,7 +161,7 @@ fn make_all(stream: &mut UnixStream, changes: &[Call<'_>]) {
 
 /// A connection that goes on with a session, whose secret is known.
 fn guest_again(socket: &Path, record: &SessionRecord) -> UnixStream {
-    let mut stream = stranger(socket);
+    let mut stream = unauthenticated(socket);
     let hello = hello("data").message();
     stream.write_all(&frame(&hello, b"")).unwrap();
     let challenge = Challenge::from_message(&read_frame(&mut stream).unwrap().0).unwrap();

@@ -10,7 +10,7 @@ use dray_fabric::sim::Network;
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::server::{
-    Export, Loss, MemoryJournal, Sabotage, Server, ServerOptions, ServerStatus,
+    Export, MemoryJournal, Sabotage, Server, ServerOptions, ServerStatus, StateLoss,
 };
 use dray_rt::{ExecutorHandle, Scope};
 
@@ -48,7 +48,7 @@ struct Life {
     pools: Vec<BufferPool>,
     boot: u128,
     /// What the server that starts next has lost.
-    loss: Loss,
+    loss: StateLoss,
     deaths: u64,
     power_losses: u64,
     /// Changes that came again to servers that are dead.
@@ -78,7 +78,7 @@ impl ServerMachine {
                 fs: None,
                 pools: Vec::new(),
                 boot: 1,
-                loss: Loss::Nothing,
+                loss: StateLoss::Nothing,
                 deaths: 0,
                 power_losses: 0,
                 repeated: 0,
@@ -115,7 +115,7 @@ impl ServerMachine {
         let (machine, recovering) = (self.clone(), server.clone());
         scope.spawn_on(&ExecutorHandle::current(), async move {
             recovering.recovered().await;
-            machine.life().loss = Loss::Nothing;
+            machine.life().loss = StateLoss::Nothing;
         });
         let mut life = self.life();
         life.pools.retain(|pool| pool.stats().used_bytes > 0);
@@ -140,8 +140,8 @@ impl ServerMachine {
         let mut life = self.life();
         life.boot += 1;
         life.power_losses += 1;
-        if forget || life.loss != Loss::SessionsToo {
-            life.loss = if forget { Loss::SessionsToo } else { Loss::Unsynced };
+        if forget || life.loss != StateLoss::SessionsToo {
+            life.loss = if forget { StateLoss::SessionsToo } else { StateLoss::Unsynced };
         }
     }
 

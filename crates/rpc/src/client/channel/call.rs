@@ -34,8 +34,8 @@ pub(crate) struct OutgoingCall<'a> {
     pub(crate) flags: u16,
     /// Since when its caller waits, if that is longer than for the call alone.
     pub(crate) began: Option<Instant>,
-    /// It goes through an open file, whose locks were looked at: where the session ends before the
-    /// call was sent, they have to be looked at again, and it comes back as one of an unknown handle.
+    /// The call uses an open file, and its locks were checked. If the session ends before the call
+    /// is sent, they have to be checked again, and the call fails as one of an unknown handle.
     pub(crate) looked_at: bool,
     /// No caller waits for it: it has no limit while the server is there.
     pub(crate) patient: bool,

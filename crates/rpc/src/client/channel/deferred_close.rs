@@ -29,7 +29,7 @@ pub(super) struct DeferredCloses {
 }
 
 impl Channel {
-    /// Closes what a call may have opened for a caller who has gone.
+    /// Closes the file that a call may have opened for a caller that gave up.
     pub(super) fn close_unwanted(
         self: &Arc<Channel>,
         UnwantedFile { handle, noted }: UnwantedFile,
@@ -62,7 +62,7 @@ impl Channel {
         state.deferred.closers += more;
         drop(state);
         for _ in 0..more {
-            home.spawn(close_in_turn(Arc::downgrade(self)));
+            home.spawn(close_queued(Arc::downgrade(self)));
         }
     }
 
@@ -91,7 +91,7 @@ impl Channel {
     }
 }
 
-async fn close_in_turn(channel: Weak<Channel>) {
+async fn close_queued(channel: Weak<Channel>) {
     while let Some(channel) = channel.upgrade()
         && let Some(handle) = channel.next_to_close()
     {
@@ -118,7 +118,7 @@ mod tests {
     /// used it, for want of an answer to settle the closes that had all places.
     // proves: P72
     #[test]
-    fn what_was_opened_for_nobody_is_closed_however_much_it_is() {
+    fn files_opened_without_a_caller_are_closed_however_many() {
         simulate(async {
             let closing = Arc::new(CloseMemory::new(Arc::new(SessionMemory::heap())));
             let channel = Channel::new(None, closing, Arc::default(), 0);

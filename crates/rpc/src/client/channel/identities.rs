@@ -9,7 +9,7 @@ use crate::wire::{Kind, Wire};
 /// Identities that a connection remembers; the oldest is redefined for the next.
 const IDENTITIES_MAX: usize = 256;
 
-/// Who calls, and from where: all that a call says of it is the number of this.
+/// A caller and its node. Calls name both by one number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Caller {
     who: Arc<Identity>,

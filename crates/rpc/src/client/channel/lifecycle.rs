@@ -188,8 +188,8 @@ mod tests {
     use crate::client::memory::SessionMemory;
     use crate::wire::Call;
 
-    /// What waited for the server on one connection went out while another one claimed the locks
-    /// of a session that the server had forgotten: a write was made by who had lost its lock.
+    /// Calls that waited on one connection went out while another one reclaimed the locks of a
+    /// session that the server had forgotten. A caller that had lost its lock wrote.
     // proves: P74
     #[test]
     fn what_waited_for_one_session_is_not_sent_in_the_next() {

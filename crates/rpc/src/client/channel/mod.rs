@@ -92,7 +92,7 @@ struct State {
     stats: ChannelStats,
     /// Wakes the link's task when the channel is shut.
     link: Option<Waker>,
-    /// Who waits for the ends of calls about locks whose callers have gone.
+    /// Wakers of callers that wait for abandoned lock calls to end.
     unsettled: Vec<Waker>,
 }
 

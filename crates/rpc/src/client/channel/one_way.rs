@@ -25,8 +25,8 @@ impl Channel {
     /// is known to be done: then it must be called.
     pub(crate) fn close(self: &Arc<Channel>, handle: u64) -> bool {
         let mut state = self.lock();
-        // Before the first connection nobody knows: what is noted by then goes as that server
-        // takes it.
+        // Before the first connection the features are unknown: closes noted by then go out as that
+        // server takes them.
         let allowed = state.one_way_allowed || state.stats.connections == 0;
         if state.ended.is_some() || !allowed {
             return false;
@@ -114,8 +114,7 @@ impl Channel {
         }
     }
 
-    /// Says which replay slots have nothing under way.
-    /// Tells the server that nothing in this range of open files is wanted any more.
+    /// Notifies the server that the open files in this range are released.
     pub(crate) fn notify_released(&self, (from, to): (u64, u64)) {
         let connection = self.lock().connection.clone();
         if let Some(connection) = connection {
@@ -127,6 +126,7 @@ impl Channel {
         }
     }
 
+    /// Notifies the server that no change is under way in these replay slots.
     pub(crate) fn notify_idle(&self, slots: &[u32]) {
         let connection = self.lock().connection.clone();
         if let Some(connection) = connection.filter(|_| !slots.is_empty()) {
@@ -160,8 +160,8 @@ impl State {
         self.held_back.push(close); // as many at most as are noted
     }
 
-    /// Sends the closes that wait. Before every call: its answer tells of what was sent
-    /// before it.
+    /// Sends the closes that wait. Called before every call: its answer settles closes that were
+    /// sent before it.
     pub(super) fn send_held_back(&mut self) {
         if self.held_back.is_empty() || self.rest_from.is_some() {
             return;
@@ -203,8 +203,8 @@ impl State {
         self.one_way = message;
     }
 
-    /// Sends a close again that had been sent as `number`, so that an answer tells; without a tag for
-    /// that as it was. Answers whether it will be answered.
+    /// Sends a close again that had been sent as `number`, so that an answer settles it; without a
+    /// free tag as it was. Answers whether it will be answered.
     pub(super) fn send_close_again(&mut self, (number, close): (u64, PendingClose)) -> bool {
         let tag = self.close_with_answer(close.handle);
         match tag {
@@ -215,8 +215,7 @@ impl State {
         tag.is_some()
     }
 
-    /// A close that was sent without waiting as a call, whose answer settles it. None without a
-    /// free tag.
+    /// Sends a one-way close again as a call; the answer settles it. None without a free tag.
     fn close_with_answer(&mut self, handle: u64) -> Option<u32> {
         let tag = self.take_tag(TagClass::Needed, &mut None)?;
         let (cx, call) = (Context::system(), Call::Close { handle });
@@ -279,10 +278,10 @@ mod tests {
     fn a_close_that_nothing_follows_goes_out_alone() {
         simulate(async {
             let (channel, wire) = connected();
-            for turn in 1..4 {
-                assert!(channel.close(turn));
+            for handle in 1..4 {
+                assert!(channel.close(handle));
                 sleep(HELD_BACK_MAX * 2).await;
-                assert_eq!(wire.sent().len() as u64, turn);
+                assert_eq!(wire.sent().len() as u64, handle);
             }
         });
     }
@@ -338,13 +337,13 @@ mod tests {
     fn a_close_from_a_foreign_thread_goes_out() {
         let mut executor = Executor::new(DriverKind::Epoll).unwrap();
         executor.block_on(async {
-            let (channel, told) = connected();
+            let (channel, wire) = connected();
             let other = channel.clone();
             assert!(std::thread::spawn(move || other.close(5)).join().unwrap());
-            while told.sent().is_empty() {
+            while wire.sent().is_empty() {
                 sleep(HELD_BACK_MAX).await;
             }
-            assert_eq!(told.sent(), [Op::Close]);
+            assert_eq!(wire.sent(), [Op::Close]);
         });
     }
 }

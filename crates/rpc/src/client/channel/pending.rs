@@ -36,7 +36,7 @@ pub(super) struct PendingCall {
     pub(super) closes: u64,
     /// The file that it may have opened, to be closed if no caller takes its answer; 0: none.
     pub(super) opens: u64,
-    /// The open file whose locks it takes or gives back; 0: it has to do with none.
+    /// The open file that the call locks or unlocks; 0: none.
     pub(super) locks: u64,
     /// What it may have opened, noted for a later process, once its caller has gone.
     pub(super) noted: Option<PendingClose>,
@@ -54,7 +54,7 @@ pub(super) struct PendingCall {
     pub(super) class: Option<TagClass>,
 }
 
-/// What a call may have opened for a caller who has gone.
+/// A file that a call may have opened for a caller that gave up.
 pub(super) struct UnwantedFile {
     /// Its number; 0: nothing.
     pub(super) handle: u64,
@@ -83,7 +83,7 @@ impl PendingCall {
         UnwantedFile { handle: self.opens, noted: self.noted.take() }
     }
 
-    /// Its caller has gone. Whoever receives its answer lets the caller's memory go.
+    /// Its caller gave up. The task that receives the answer releases the caller's memory.
     pub(super) fn abandon(&mut self) {
         self.phase = Phase::Abandoned;
         self.receiver.take().into_iter().for_each(Waker::wake);
@@ -283,7 +283,7 @@ mod tests {
     /// The server had carried it out when the first connection broke, and answers on the second at
     /// once. The payload of a ring's entry was kept until that had sent what nobody waited for.
     #[test]
-    fn what_is_answered_while_it_is_sent_again_holds_nobody_s_memory() {
+    fn an_answer_during_a_resend_holds_no_memory() {
         static DATA: [u8; 4] = *b"data";
         Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
             let closing = Arc::new(CloseMemory::new(Arc::new(SessionMemory::heap())));
@@ -324,7 +324,7 @@ mod tests {
     /// The server had stopped in the middle of its answer: a killed process could not end, because
     /// the payload of its ring's entry was kept for the rest.
     #[test]
-    fn what_comes_for_nobody_holds_nobody_s_memory() {
+    fn answers_without_a_caller_hold_no_memory() {
         Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
             let closing = Arc::new(CloseMemory::new(Arc::new(SessionMemory::heap())));
             let channel = Channel::new(None, closing, Arc::default(), 0);
@@ -375,7 +375,7 @@ mod tests {
     }
 
     /// The session went with the power of the server's machine. A write is made again in the next
-    /// one, and by a successor, too; of an append nobody knows what came of it.
+    /// one, and by a successor, too; the outcome of an append is unknown.
     // proves: P74
     #[test]
     fn what_is_made_again_in_the_next_session_is_of_that_session() {

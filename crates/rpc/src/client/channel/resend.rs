@@ -245,7 +245,7 @@ mod tests {
 
     /// Nobody answers what was not sent: its tag would have been out of use.
     #[test]
-    fn who_gives_up_behind_closes_is_not_asked_for() {
+    fn a_call_given_up_behind_closes_is_not_sent() {
         simulate(async {
             let channel = with_closes(FEW + 1);
             let cancel = Arc::new(Cancel::default());

@@ -1,4 +1,4 @@
-//! For tests: a connection whose other end reads nothing.
+//! For tests: a connection to a peer that reads nothing.
 
 use std::io;
 use std::sync::Mutex;

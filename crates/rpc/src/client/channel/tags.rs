@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::task::Waker;
 
-/// Who wants a tag.
+/// The class of a call that wants a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TagClass {
     /// Others may wait for the call ([`super::OutgoingCall::class`]).
@@ -12,7 +12,7 @@ pub(super) enum TagClass {
     Plain,
 }
 
-/// Those of one channel.
+/// The tags of one channel.
 pub(super) struct Tags {
     max: usize,
     /// Of these, how many are for needed calls alone.
@@ -28,8 +28,8 @@ pub(super) struct Tags {
     plain_queue: Queue,
 }
 
-/// Calls that wait for a tag, first come first served. Each stays here until it has one or
-/// gives up, woken or not, so that no wake-up is lost with a caller who has gone.
+/// Calls that wait for a tag, first come first served. Each stays here until it has one or gives
+/// up, woken or not, so that no wake-up is lost with a caller that gave up.
 #[derive(Default)]
 struct Queue {
     waiting: BTreeMap<u64, Waker>,
@@ -118,7 +118,7 @@ impl Tags {
         self.wake_next();
     }
 
-    /// Wakes `waker` when it is its turn, at its `place` in the queue or, if it has none yet,
+    /// Wakes `waker` when a tag is free for it, at its `place` in the queue or, if it has none yet,
     /// behind all others.
     pub(super) fn wait(&mut self, class: TagClass, place: &mut Option<u64>, waker: &Waker) {
         let queue = self.queue(class);
@@ -129,7 +129,7 @@ impl Tags {
         queue.waiting.insert(place, waker.clone());
     }
 
-    /// Whoever has this place waits no longer: it may have been woken instead of another one.
+    /// The waiter at this place gives up: it may have been woken instead of another one.
     pub(super) fn leave(&mut self, class: TagClass, place: &mut Option<u64>) {
         if let Some(place) = place.take() {
             self.queue(class).waiting.remove(&place);
@@ -238,7 +238,7 @@ mod tests {
 
     // proves: P86
     #[test]
-    fn who_came_first_is_served_first() {
+    fn requests_are_served_in_order_of_arrival() {
         let mut tags = granted(1, 0);
         let tag = take(&mut tags, TagClass::Plain).unwrap();
         let waiters = [(); 3].map(|()| Arc::new(Counted::default()));
@@ -256,7 +256,7 @@ mod tests {
     /// The wake-up was spent on somebody who had given up, and the next one slept on.
     // proves: P86
     #[test]
-    fn who_gives_up_passes_its_turn_on() {
+    fn a_caller_that_gives_up_passes_its_wake_up_on() {
         let mut tags = granted(1, 0);
         let tag = take(&mut tags, TagClass::Plain).unwrap();
         let (gone, next) = (Arc::new(Counted::default()), Arc::new(Counted::default()));

@@ -48,7 +48,7 @@ impl Channel {
     }
 
     /// A call that was sent at `mark` is late: ends the connection if nothing has been heard on it
-    /// since. A call that waited for its turn for most of its time says nothing about the server.
+    /// since. A call that spent most of its time in the queue says nothing about the server.
     pub(super) fn end_if_silent(&self, mark: ReceiveMark, limit: Duration) {
         let mut state = self.lock();
         if state.heard != mark.heard || mark.at.elapsed() < limit / 2 {

@@ -15,8 +15,8 @@ use super::tags::TagClass;
 use super::{Channel, Phase};
 use crate::wire::NotifyHead;
 
-/// How long a server may take to say what came of a lock whose waiter gives up. One that
-/// takes longer cannot hear of it: its file system hangs.
+/// How long a server may take to answer a lock call that was cancelled. A server that takes longer
+/// has a file system that hangs.
 const GIVE_UP_MAX: Duration = Duration::from_secs(2);
 
 /// The place of a call that waits for a tag; free for the next when it is dropped.
@@ -48,9 +48,9 @@ impl Channel {
 }
 
 impl Channel {
-    /// Waits until nothing about locks through `handle` is under way whose caller has gone. Then the
-    /// server has answered it, or never begins it: another connection has taken the place of the one
-    /// that it was sent on.
+    /// Waits until no abandoned lock call through `handle` is under way. Then the server has
+    /// answered it, or never begins it: another connection has taken the place of the one that it
+    /// was sent on.
     pub(crate) async fn locks_settled(&self, handle: u64) {
         poll_fn(|task| {
             let mut state = self.lock();
@@ -121,8 +121,8 @@ impl<'a> CallGuard<'a> {
         }
     }
 
-    /// Tells the server, once on each connection, that the caller gives up, and waits for
-    /// its answer; not for ever. `number`: the connection's, counted.
+    /// Notifies the server, once on each connection, that the caller gives up, and waits for its
+    /// answer; not for ever. `number`: the connection's, counted.
     fn poll_given_up(
         &mut self,
         connection: &dyn Connection,

@@ -113,7 +113,7 @@ struct State {
     requests: SyncRequests,
     /// When the server said last, unasked, that everything up to some stamp is on media.
     synced_by_others: Option<Instant>,
-    /// Who waits for the end of a replay.
+    /// Wakers of calls that wait for the end of a replay.
     waiting: Vec<Waker>,
 }
 

@@ -11,8 +11,7 @@ use super::{
 };
 
 impl UnsyncedLog {
-    /// The server's machine has lost power. From now on nobody is told that all is well, until the
-    /// replay ends.
+    /// The server's machine has lost power. From now on no sync succeeds until the replay ends.
     pub(crate) fn server_lost_power(&self) {
         let mut state = self.lock();
         state.power_epoch += 1;

@@ -214,17 +214,17 @@ mod tests {
     // proves: P103
     #[test]
     fn syncs_in_vain_get_rare_and_slow_ones_leave_time_to_others() {
-        let (mut pace, ms) = (SyncPacing::default(), Duration::from_millis);
-        assert_eq!(pace.after(ms(1), true), (ms(100), ms(0)));
-        assert_eq!(pace.after(ms(500), true), (ms(2000), ms(0)));
-        assert_eq!(pace.after(ms(1), false), (ms(100), ms(100)));
-        assert_eq!(pace.after(ms(1), false), (ms(100), ms(300)));
+        let (mut pacing, ms) = (SyncPacing::default(), Duration::from_millis);
+        assert_eq!(pacing.after(ms(1), true), (ms(100), ms(0)));
+        assert_eq!(pacing.after(ms(500), true), (ms(2000), ms(0)));
+        assert_eq!(pacing.after(ms(1), false), (ms(100), ms(100)));
+        assert_eq!(pacing.after(ms(1), false), (ms(100), ms(300)));
         for _ in 0..100 {
-            pace.after(ms(1), false);
+            pacing.after(ms(1), false);
         }
-        let (pause, for_data) = pace.after(ms(1), false);
+        let (pause, for_data) = pacing.after(ms(1), false);
         assert_eq!(pause + for_data, SYNC_AFTER);
-        assert_eq!(pace.after(ms(100_000), false), (SYNC_AFTER, ms(0)));
-        assert_eq!(pace.after(ms(1), true), (ms(100), ms(0)));
+        assert_eq!(pacing.after(ms(100_000), false), (SYNC_AFTER, ms(0)));
+        assert_eq!(pacing.after(ms(1), true), (ms(100), ms(0)));
     }
 }

@@ -50,8 +50,9 @@ impl CloseMemory {
         Some(PendingClose { handle, place })
     }
 
-    /// Notes what a call may open for a caller who has gone, until its answer comes: should this
-    /// process end before, the next one closes it. None if most places are taken: closes need them.
+    /// Notes the file that a call may open for a caller that gave up, until its answer comes:
+    /// should this process end before, the next one closes it. None if most places are taken:
+    /// closes need them.
     pub(crate) fn note_unwanted(&self, handle: u64) -> Option<PendingClose> {
         let has_room = self.free().len() > CLOSES_MAX / 2;
         if has_room { self.note(handle) } else { None }

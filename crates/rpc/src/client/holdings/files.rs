@@ -28,7 +28,7 @@ pub(crate) struct OpenFiles {
 struct State {
     files: IdMap<u64, OpenFileEntry>,
     tickets: IdMap<u64, StoredTicket>,
-    /// Who was shown them, or will be.
+    /// The server and session that were shown the files, or will be.
     session_state: SessionState,
     /// Being opened again now.
     opening: Vec<u64>,

@@ -1,5 +1,5 @@
-//! The locks that this mount holds. They are claimed again from a server that lost its state. An open
-//! file whose lock could not be claimed is marked.
+//! The locks that this mount holds. They are reclaimed from a server that lost its state. An open
+//! file with a lock that could not be reclaimed is marked.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,14 +40,13 @@ struct State {
     /// The server and session that know of them, or will be notified.
     session_state: SessionState,
     lost: BTreeSet<u64>,
-    /// Open files whose locks are being claimed again: nothing may be done through them
-    /// before it is known whether they are had.
+    /// Open files with locks that are being reclaimed: no call may use such a file before the
+    /// result is known.
     suspended: BTreeSet<u64>,
-    /// Open files, and what they are, through which locks are being given back whose owners
-    /// have gone.
+    /// Open files, with their ids, through which locks of vanished owners are being released.
     undoing: Vec<(u64, FileId)>,
-    /// Claims under way: where a server dies during one, the next begins before it ends.
-    claims: u32,
+    /// Reclaims under way: if a server dies during one, the next begins before it ends.
+    reclaims: u32,
     waiting: Vec<Waker>,
 }
 
@@ -60,7 +59,7 @@ impl HeldLocks {
             lost: BTreeSet::new(),
             suspended: BTreeSet::new(),
             undoing: Vec::new(),
-            claims: 0,
+            reclaims: 0,
             waiting: Vec::new(),
         };
         HeldLocks { state: Mutex::new(state), any_lost: AtomicBool::new(false) }
@@ -212,7 +211,7 @@ impl HeldLocks {
         state.session_state = session_state;
         let handles: BTreeSet<u64> = state.locks.iter().map(|held| held.handle).collect();
         state.suspended.extend(handles);
-        state.claims += 1;
+        state.reclaims += 1;
         self.note(&state);
         state.locks.iter().collect()
     }
@@ -232,11 +231,11 @@ impl HeldLocks {
         self.lock().locks.contains(lock)
     }
 
-    /// A claim has ended; with the last it is known which locks are had again.
+    /// A reclaim has ended; after the last one it is known which locks are held again.
     pub(crate) fn settled(&self) {
         let mut state = self.lock();
-        state.claims = state.claims.saturating_sub(1);
-        if state.claims > 0 {
+        state.reclaims = state.reclaims.saturating_sub(1);
+        if state.reclaims > 0 {
             return;
         }
         state.suspended.clear();
@@ -380,7 +379,7 @@ mod tests {
 
     // proves: P60
     #[test]
-    fn a_lost_lock_is_told_until_the_file_is_closed() {
+    fn a_lost_lock_is_reported_until_the_file_is_closed() {
         let all = HeldLocks::new(Arc::new(SessionMemory::heap()));
         let lock = held(7, LockKind::Exclusive, 0, u64::MAX);
         assert!(all.granted(lock, SessionState::default()));

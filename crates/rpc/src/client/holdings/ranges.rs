@@ -22,7 +22,7 @@ pub(crate) struct LockRanges {
     complained: bool,
 }
 
-/// Whose lock it is, and where it begins.
+/// The owner of a lock, and where the lock begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     id: FileId,
@@ -166,8 +166,8 @@ impl LockRanges {
         !self.free.is_empty()
     }
 
-    /// Notes what is new before what has gone is forgotten, so that a successor claims rather too
-    /// much than too little.
+    /// Notes new locks before it forgets released ones: a successor reclaims too much rather than
+    /// too little.
     fn replace(&mut self, gone: Vec<NotedLock>, new: Vec<HeldLock>) {
         for NotedLock { held, .. } in &gone {
             let key = Key::of(held.id, &held.lock);
@@ -211,7 +211,7 @@ impl LockRanges {
     pub(crate) fn complain(&mut self) {
         if !self.unnoted.is_empty() && !std::mem::replace(&mut self.complained, true) {
             log::warn!(
-                "more than {LOCKS_MAX} locks are held: further ones cannot be claimed again if this \
+                "more than {LOCKS_MAX} locks are held: further ones cannot be reclaimed if this \
                  process and then the server's machine fail"
             );
         }
@@ -291,8 +291,8 @@ mod tests {
         }
     }
 
-    /// With more locks than a successor can be told of each further one took a million steps, and
-    /// the whole mount waited.
+    /// With more locks than can be noted for a successor, each further one took a million steps,
+    /// and the whole mount waited.
     #[test]
     fn a_hundred_thousand_locks_are_had_and_given_back() {
         let memory = Arc::new(SessionMemory::heap());

@@ -8,7 +8,7 @@ use dray_core::HearChanges;
 use super::Link;
 use crate::wire::{Input, get_changed};
 
-/// Who wants to hear of them, if anybody does.
+/// The listener for changes, if there is one.
 #[derive(Default)]
 pub(super) struct ChangeListener(OnceLock<HearChanges>);
 

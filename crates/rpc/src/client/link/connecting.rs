@@ -40,7 +40,7 @@ struct ConnectionEnd {
 struct ConnectFailure {
     error: ConnectError,
     /// It was ended before the server had said anything.
-    turned_away: bool,
+    refused: bool,
     tell: Option<oneshot::Sender<HandshakeOutcome>>,
 }
 
@@ -98,7 +98,7 @@ impl Link {
                 Err(Some(failed)) => failed,
             };
             let wait = jittered(backoff);
-            if !failed.turned_away || begin.elapsed() + wait > CROWDED_MAX {
+            if !failed.refused || begin.elapsed() + wait > CROWDED_MAX {
                 failed.report();
                 return false;
             }
@@ -225,8 +225,8 @@ impl Link {
         !first && !*self.met.borrow()
     }
 
-    /// One connection from its making to its end. `Err`: why it never served; none where
-    /// another connection was only sooner. Tells `tell` how the handshake went.
+    /// One connection from its making to its end. `Err`: why it never served; none where another
+    /// connection was only sooner. Sends the outcome of the handshake to `tell`.
     async fn connect_once(
         self: &Arc<Link>,
         channel: &Arc<Channel>,
@@ -239,7 +239,7 @@ impl Link {
             Ok(connection) => connection,
             Err(error) => {
                 let error = self.unreachable(error);
-                return Err(Some(ConnectFailure { error, turned_away: false, tell }));
+                return Err(Some(ConnectFailure { error, refused: false, tell }));
             }
         };
         let (link, serves, on) = (self.clone(), channel.clone(), connection.clone());
@@ -261,12 +261,12 @@ impl Link {
         if sink.is_declined() {
             return Err(None);
         }
-        let turned_away = sink.has_heard_nothing() && is_hanging_up(&error);
+        let refused = sink.has_heard_nothing() && is_hanging_up(&error);
         let error = sink.failure.unwrap_or_else(|| self.unreachable(error));
         if let Some(why) = self.ended_by(&error) {
             self.note_end(why);
         }
-        Err(Some(ConnectFailure { error, turned_away, tell: sink.tell }))
+        Err(Some(ConnectFailure { error, refused, tell: sink.tell }))
     }
 
     /// Whether the session has come to its end with this refusal, and why.
@@ -322,7 +322,7 @@ async fn watch_handshake(connection: Weak<dyn Connection>, settled: oneshot::Rec
     }
 }
 
-/// Tells the channels of a link apart.
+/// Distinguishes the channels of a link.
 pub(super) fn key_of(channel: &Arc<Channel>) -> usize {
     Arc::as_ptr(channel) as usize
 }

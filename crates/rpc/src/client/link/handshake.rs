@@ -263,7 +263,7 @@ impl LinkSink {
                 self.link.unsynced.durable_up_to(stamp, ticket, SyncedFor::OtherClients);
             }
             NotifyHead::CHANGED => self.link.others_changed(head.tag, input)?,
-            NotifyHead::WHOSE => self.link.asked_for_jobs(&self.channel, head.tag, input)?,
+            NotifyHead::JOB_QUERY => self.link.asked_for_jobs(&self.channel, head.tag, input)?,
             _ => {} // a later version's advice
         }
         Ok(())

@@ -9,7 +9,7 @@ use super::Link;
 use crate::client::channel::Channel;
 use crate::wire::{Input, get_callers};
 
-/// Who knows of jobs, if anybody does.
+/// The function that finds the jobs of callers, if there is one.
 #[derive(Default)]
 pub(super) struct JobFinder(OnceLock<FindJobs>);
 
@@ -19,8 +19,8 @@ impl Link {
         let _ = self.jobs.0.set(find); // as it says
     }
 
-    /// Answers question `number` of the server on the connection that it came by; also where
-    /// nobody knows, so that it is not waited for.
+    /// Answers question `number` of the server on the connection that it came by; also without a
+    /// known job, so that the server does not wait.
     pub(super) fn asked_for_jobs(
         &self,
         channel: &Arc<Channel>,

@@ -43,7 +43,7 @@ const PROCESS_SHIFT: u32 = 40;
 pub(crate) enum ServerEnd {
     /// Its administrator does not want this mount any more.
     Evicted,
-    /// It has another definition of the projection than the one that this mount places by.
+    /// The server has another definition of the projection than the one that this mount places by.
     Redefined,
 }
 
@@ -56,10 +56,10 @@ pub(crate) struct Link {
     pub(crate) held: HeldLocks,
     pub(crate) closing: Arc<CloseMemory>,
     pub(crate) files: OpenFiles,
-    pub(crate) ahead: OpenAhead,
+    pub(crate) open_ahead: OpenAhead,
     /// The session's first channel, which lasts as long as the session.
     first: OnceLock<Weak<Channel>>,
-    /// The instance of the server where our locks are claimed again.
+    /// The instance of the server where our locks have been reclaimed.
     reclaimed: AtomicU64,
     /// The files that processes before us had open for other clients are released.
     released: AtomicBool,
@@ -115,7 +115,7 @@ impl Link {
             closing: Arc::new(CloseMemory::new(memory.clone())),
             held: HeldLocks::new(memory.clone()),
             files: OpenFiles::new(memory.clone(), inherited),
-            ahead: OpenAhead::new(memory.clone()),
+            open_ahead: OpenAhead::new(memory.clone()),
             memory,
             first: OnceLock::new(),
             reclaimed: AtomicU64::new(reclaimed),
@@ -214,7 +214,7 @@ impl Link {
     }
 
     /// A number for a file that the request of `cx` opens. A request of our own front end opens one
-    /// file, so it can be told by the request, also by a later process.
+    /// file, so the request identifies it, also for a later process.
     pub(crate) fn handle_of(&self, cx: &Context) -> u64 {
         match self.own_request_of(cx) {
             0 => self.own_handle(),
@@ -233,7 +233,7 @@ impl Link {
     }
 
     pub(crate) fn new_channel(&self) -> Arc<Channel> {
-        let rights = self.ahead.rights().clone();
+        let rights = self.open_ahead.rights().clone();
         let session = self.server().session;
         Channel::new(self.options.timeout, self.closing.clone(), rights, session)
     }

@@ -167,7 +167,7 @@ mod tests {
     /// After an upgrade of the server the log did not say why it was gone for good: that it had been
     /// away before was all that the log said.
     #[test]
-    fn who_is_refused_is_told_so_after_an_outage_too_and_once() {
+    fn a_refusal_after_an_outage_is_reported_once() {
         let mut executor =
             dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 1 }).unwrap();
         executor.block_on(async {

@@ -27,7 +27,7 @@ const REESTABLISH_MAX: u32 = 4;
 pub(super) struct Reestablish {
     /// The channel for it.
     pub(super) channel: Arc<Channel>,
-    /// To be claimed.
+    /// Locks to reclaim.
     pub(super) locks: Vec<HeldLock>,
     pub(super) instance: u64,
 }
@@ -54,7 +54,7 @@ impl Link {
             Some(back)
         } else if reestablishing.under_way < REESTABLISH_MAX {
             reestablishing.under_way += 1;
-            return dray_rt::spawn(self.clone().reestablish_in_turn(back));
+            return dray_rt::spawn(self.clone().reestablish_queued(back));
         } else {
             reestablishing.next.replace(back)
         };
@@ -62,7 +62,7 @@ impl Link {
         too_late.into_iter().for_each(|_| self.held.settled());
     }
 
-    async fn reestablish_in_turn(self: Arc<Link>, first: Reestablish) {
+    async fn reestablish_queued(self: Arc<Link>, first: Reestablish) {
         let mut next = Some(first);
         while let Some(back) = next {
             self.reestablish(back).await;
@@ -82,12 +82,12 @@ impl Link {
     async fn reestablish(self: &Arc<Link>, back: Reestablish) {
         let Reestablish { channel, locks, instance } = back;
         let answered = self.slots.await_answers(&channel);
-        let done = self.claim(&channel, locks, instance).await;
+        let done = self.reclaim(&channel, locks, instance).await;
         self.held.settled();
         if done && self.server().instance == instance {
             self.reclaimed.store(instance, Ordering::SeqCst);
-            self.memory.set_reclaimed(instance); // first: the server takes no claim after the notice
-            channel.notify(NotifyHead::RECLAIMED, 0);
+            self.memory.set_reclaimed(instance); // first: the server takes no reclaim after it
+            channel.notify(NotifyHead::RECLAIM_COMPLETE, 0);
         }
         self.within_epoch(instance, self.files.completed()).await;
         let mut before = self.files.handles();
@@ -101,7 +101,7 @@ impl Link {
         if self.server().instance == instance {
             self.returned.store(instance, Ordering::SeqCst);
             self.memory.set_reestablished(instance);
-            channel.notify(NotifyHead::RETURNED, 0);
+            channel.notify(NotifyHead::RECOVERY_COMPLETE, 0);
         }
     }
 
@@ -132,8 +132,10 @@ impl Link {
 
     /// Repeats what a server was notified of before, perhaps on a connection that broke.
     pub(super) fn repeat_notices(&self, channel: &Channel, instance: u64) {
-        let notices =
-            [(&self.reclaimed, NotifyHead::RECLAIMED), (&self.returned, NotifyHead::RETURNED)];
+        let notices = [
+            (&self.reclaimed, NotifyHead::RECLAIM_COMPLETE),
+            (&self.returned, NotifyHead::RECOVERY_COMPLETE),
+        ];
         for (of, what) in notices {
             if of.load(Ordering::SeqCst) == instance {
                 channel.notify(what, 0);
@@ -144,19 +146,19 @@ impl Link {
         }
     }
 
-    /// Claims them one after the other. False if that server, too, has gone meanwhile.
-    async fn claim(&self, channel: &Channel, locks: Vec<HeldLock>, instance: u64) -> bool {
-        // Where that server dies too, it is begun anew: the next one must not be notified that
-        // all is claimed when only the rest has been.
+    /// Reclaims locks one after the other. False if that server, too, has gone meanwhile.
+    async fn reclaim(&self, channel: &Channel, locks: Vec<HeldLock>, instance: u64) -> bool {
+        // Where that server dies too, it is begun anew: the next one must not be notified that all
+        // locks are reclaimed when only the rest has been.
         for held in locks {
-            if !self.claim_one(channel, &held, instance).await {
+            if !self.reclaim_one(channel, &held, instance).await {
                 return false;
             }
         }
         true
     }
 
-    async fn claim_one(&self, channel: &Channel, held: &HeldLock, instance: u64) -> bool {
+    async fn reclaim_one(&self, channel: &Channel, held: &HeldLock, instance: u64) -> bool {
         let HeldLock { handle, id, how, lock } = *held;
         let cx = Context::system().on_behalf_of(lock.owner.node);
         let how = OpenHow::new(how.flags & !libc::O_TRUNC);

@@ -14,10 +14,10 @@ use crate::client::session::ClientSession;
 use crate::wire::{Call, Input};
 
 impl Link {
-    /// A caller left that waited for a lock, or gave one up, on `channel`; the server may have
-    /// received the call or not. As soon as the server can be asked, it is told to give the lock's
-    /// owner what is known here. That goes out on the same channel, after the caller's call is
-    /// over: on another channel an unlock could overtake the lock.
+    /// A caller abandoned a lock or unlock call on `channel`; the server may have received the call
+    /// or not. As soon as the server is reachable, a call sets the owner's lock to the state that
+    /// is known here. That goes out on the same channel, after the caller's call is over: on
+    /// another channel an unlock could overtake the lock.
     pub(crate) fn undo_lock(
         self: &Arc<Link>,
         channel: Arc<Channel>,
@@ -45,7 +45,7 @@ impl Link {
         (id, lock): (FileId, Lock),
     ) -> Result<(), Error> {
         let cx = Context::system().on_behalf_of(lock.owner.node);
-        // A claim of it at a new server that is under way comes first.
+        // A reclaim at a new server that is under way comes first.
         let _ = self.held.check(&cx, handle).await;
         for lock in self.held.known(id, lock) {
             let call = Call::Lock { handle, lock, wait: false, reclaim: false };
@@ -57,11 +57,11 @@ impl Link {
 
     /// Closes what lookups of a process before this one opened and no caller used.
     pub(crate) fn close_inherited(&self, channel: &Arc<Channel>) {
-        for surplus in self.ahead.inherited() {
+        for surplus in self.open_ahead.inherited() {
             // It died between taking and forgetting it.
             let used = self.files.aliases.has_inherited(surplus.handle);
             if used || channel.close_noted(surplus.handle) {
-                self.ahead.forget(surplus);
+                self.open_ahead.forget(surplus);
             }
         }
     }
@@ -69,7 +69,7 @@ impl Link {
     /// Closes a file that a lookup opened and no caller wants.
     pub(crate) fn close_surplus(self: &Arc<Link>, session: &Arc<ClientSession>, surplus: Surplus) {
         self.close_later(session, surplus.handle);
-        self.ahead.forget(surplus);
+        self.open_ahead.forget(surplus);
     }
 
     /// Closes such files when they can no longer be used, as long as there are any.
@@ -79,7 +79,7 @@ impl Link {
             loop {
                 sleep(LOOK_TIME).await;
                 let Some(session) = session.upgrade() else { return };
-                let Some(late) = session.link.ahead.give_up_late() else { return };
+                let Some(late) = session.link.open_ahead.give_up_late() else { return };
                 late.into_iter().for_each(|one| session.link.close_surplus(&session, one));
             }
         });
@@ -103,7 +103,7 @@ impl Link {
 
     /// Waits until a file that has to do with locks can be closed. If it is being opened again for
     /// them, or they are being given back through it, that comes first. A lock that could not be
-    /// claimed again matters no more.
+    /// reclaimed is ignored.
     pub(crate) async fn prepare_close(&self, handle: u64) {
         let cx = Context::system();
         let _ = self.held.check(&cx, handle).await;

@@ -7,12 +7,12 @@ use dray_core::Op;
 use super::Link;
 use crate::client::holdings::locks::HeldLock;
 use crate::wire::{
-    FEATURE_HALVES, FEATURE_LOOKUP_OPEN, FEATURE_ONE_WAY, FEATURE_STAMPS, FEATURE_TICKETS,
+    FEATURE_LOOKUP_OPEN, FEATURE_ONE_WAY, FEATURE_SPLIT_READS, FEATURE_STAMPS, FEATURE_TICKETS,
     ONE_USER, Welcome, feature_of,
 };
 
 /// What opening at a lookup takes.
-const AHEAD: u64 = FEATURE_LOOKUP_OPEN | FEATURE_ONE_WAY;
+const OPEN_AHEAD: u64 = FEATURE_LOOKUP_OPEN | FEATURE_ONE_WAY;
 
 /// What the server said last of itself and of the session.
 #[derive(Clone, Debug, Default)]
@@ -66,7 +66,7 @@ impl SessionState {
 
 /// What a welcome changes.
 pub(super) struct WelcomeNews {
-    /// The server has lost what it kept in memory for us: the locks to claim again.
+    /// The server has lost its memory of this session: the locks to reclaim.
     pub(super) forgotten: Option<Vec<HeldLock>>,
     /// So has its machine, and what was not on media.
     pub(super) power_lost: bool,
@@ -111,8 +111,8 @@ impl Link {
         known.instance = welcome.instance;
         known.stamps = features & FEATURE_STAMPS != 0;
         known.tickets = features & FEATURE_TICKETS != 0;
-        known.opens_ahead = features & AHEAD == AHEAD;
-        known.split_reads = features & FEATURE_HALVES != 0;
+        known.opens_ahead = features & OPEN_AHEAD == OPEN_AHEAD;
+        known.split_reads = features & FEATURE_SPLIT_READS != 0;
         known.features = features;
         known.one_user = features & ONE_USER != 0;
         self.met.send_replace(true);

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_process_finds_the_session_and_nobody_else_does_meanwhile() {
+    fn only_the_next_process_of_the_mount_finds_the_session() {
         let scratch = Scratch::new("session-memory");
         let memory = SessionMemory::open_file(&scratch.file(), 7).unwrap();
         let origin = Origin { node: NodeId(5), request: RequestId(6) };

@@ -97,22 +97,22 @@ impl SessionMemory {
 
 /// Memory that nobody takes over has none of these.
 impl SessionMemory {
-    /// A lookup may open a file under this number. `place`: below [`AHEAD_MAX`].
-    pub(crate) fn set_ahead(&self, place: u32, handle: u64) {
+    /// A lookup may open a file under this number. `place`: below [`OPEN_AHEAD_MAX`].
+    pub(crate) fn set_open_ahead(&self, place: u32, handle: u64) {
         if self.fd.is_some() {
-            self.set(FIRST_AHEAD + place as usize, handle);
+            self.set(FIRST_OPEN_AHEAD + place as usize, handle);
         }
     }
 
     /// What is noted at this place; 0: nothing.
-    pub(crate) fn ahead(&self, place: u32) -> u64 {
-        if self.fd.is_some() { self.get(FIRST_AHEAD + place as usize) } else { 0 }
+    pub(crate) fn open_ahead_handle(&self, place: u32) -> u64 {
+        if self.fd.is_some() { self.get(FIRST_OPEN_AHEAD + place as usize) } else { 0 }
     }
 
     /// It is closed, or used. Something else may be noted there since.
-    pub(crate) fn forget_ahead(&self, place: u32, handle: u64) {
+    pub(crate) fn forget_open_ahead(&self, place: u32, handle: u64) {
         if self.fd.is_some() {
-            let word = self.word(FIRST_AHEAD + place as usize);
+            let word = self.word(FIRST_OPEN_AHEAD + place as usize);
             let _ = word.compare_exchange(handle, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }

@@ -65,10 +65,10 @@ const TICKET_WORDS: usize = 3;
 /// Tickets that there is room for: as many open files as a server gives one session. Pages
 /// that no ticket was in are never touched.
 const TICKETS_MAX: usize = 1 << 20;
-const FIRST_AHEAD: usize = FIRST_TICKET + TICKET_WORDS * TICKETS_MAX;
+const FIRST_OPEN_AHEAD: usize = FIRST_TICKET + TICKET_WORDS * TICKETS_MAX;
 /// Files that lookups may have opened at once.
-pub(crate) const AHEAD_MAX: usize = 64;
-const ALIASES_END: usize = FIRST_AHEAD + AHEAD_MAX;
+pub(crate) const OPEN_AHEAD_MAX: usize = 64;
+const ALIASES_END: usize = FIRST_OPEN_AHEAD + OPEN_AHEAD_MAX;
 const FIRST_ALIAS: usize = ALIASES_END + 1;
 const ALIASES_MAX: usize = TICKETS_MAX;
 const EXPORT: usize = FIRST_ALIAS + 2 * ALIASES_MAX;
@@ -123,8 +123,8 @@ pub(crate) struct SlotState {
     pub(crate) number: u32,
     pub(crate) sequence: u32,
     pub(crate) in_use: bool,
-    /// The server has given up the session in which it was used last: nobody knows what came of
-    /// its request, unless that has been answered.
+    /// The server has given up the session in which it was used last: the outcome of its request is
+    /// unknown, unless that has been answered.
     pub(crate) lost: bool,
     /// Where its request began; of the client itself the node is [`NodeId::OWN`].
     pub(crate) origin: Origin,
@@ -538,7 +538,7 @@ mod tests {
     fn everything_stands_where_it_stood() {
         let begins = [FIRST_SLOT, FIRST_CLOSE, FIRST_LOCK, TICKETS_END, FIRST_TICKET];
         assert_eq!(begins, [8, 2048, 2112, 12_352, 12_353]);
-        let begins = [FIRST_AHEAD, ALIASES_END, FIRST_ALIAS, EXPORT, WORDS];
+        let begins = [FIRST_OPEN_AHEAD, ALIASES_END, FIRST_ALIAS, EXPORT, WORDS];
         assert_eq!(begins, [3_158_081, 3_158_145, 3_158_146, 5_255_298, 5_256_328]);
         assert_eq!([RECLAIMED, REOPENED], [5_256_326, 5_256_327]);
         let memory = SessionMemory::create_memfd().unwrap();

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn who_only_looks_is_soon_believed() {
+    fn lookups_without_opens_are_soon_learned() {
         for before in [&[READ][..], &[None, READ], &[READ, READ, None]] {
             let mut habits = LookupHabits::new();
             (0..100).for_each(|time| habits.learn(DIR, before[time % before.len()]));

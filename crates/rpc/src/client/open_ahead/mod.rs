@@ -21,8 +21,8 @@ use self::rights::RightsSnapshot;
 pub(crate) use self::rights::{RightsChange, RightsChanges};
 use crate::client::channel::ReplyInfo;
 use crate::client::link::SessionState;
-use crate::client::memory::{AHEAD_MAX, SessionMemory};
-use crate::wire::{AHEAD_USED_MAX, Ticket};
+use crate::client::memory::{OPEN_AHEAD_MAX, SessionMemory};
+use crate::wire::{OPEN_AHEAD_USED_MAX, Ticket};
 
 /// How often the task looks for open files that are not wanted.
 pub(crate) const LOOK_TIME: Duration = Duration::from_millis(5);
@@ -69,11 +69,11 @@ struct Thread {
     asks: bool,
     /// The regular file that was found.
     found: Option<FileId>,
-    open: Option<AheadFile>,
+    open: Option<OpenAheadFile>,
 }
 
 /// A file that a lookup has opened.
-pub(crate) struct AheadFile {
+pub(crate) struct OpenAheadFile {
     pub(crate) handle: u64,
     pub(crate) ticket: Option<Ticket>,
     /// Where it was opened.
@@ -104,11 +104,11 @@ impl Guess {
     }
 
     fn is_late(&self) -> bool {
-        self.sent.elapsed() > AHEAD_USED_MAX
+        self.sent.elapsed() > OPEN_AHEAD_USED_MAX
     }
 }
 
-impl AheadFile {
+impl OpenAheadFile {
     fn surplus(&self) -> Surplus {
         Surplus { handle: self.handle, place: self.guess.place }
     }
@@ -147,7 +147,7 @@ pub(crate) struct Surplus {
 impl OpenAhead {
     pub(crate) fn new(memory: Arc<SessionMemory>) -> OpenAhead {
         let state = State {
-            threads: (0..AHEAD_MAX).map(|_| Thread::default()).collect(),
+            threads: (0..OPEN_AHEAD_MAX).map(|_| Thread::default()).collect(),
             habits: LookupHabits::new(),
             late: AnswerDelays::default(),
             made: 0,
@@ -193,7 +193,7 @@ impl OpenAhead {
             return (None, surplus);
         };
         thread.asks = true;
-        self.memory.set_ahead(place as u32, handle);
+        self.memory.set_open_ahead(place as u32, handle);
         let guess = Guess { how, who: cx.who.clone(), place, sent: now(), rights };
         (Some(guess), surplus)
     }
@@ -222,11 +222,11 @@ impl OpenAhead {
         thread.asks = false;
         thread.found = entry.and_then(regular);
         if !open {
-            self.memory.forget_ahead(place as u32, handle);
+            self.memory.forget_open_ahead(place as u32, handle);
             return false;
         }
         let ReplyInfo { ticket, session_state, .. } = made;
-        thread.open = Some(AheadFile { handle, ticket, session_state, guess });
+        thread.open = Some(OpenAheadFile { handle, ticket, session_state, guess });
         state.made += 1;
         state.open += 1;
         !std::mem::replace(&mut state.watched, true)
@@ -247,7 +247,7 @@ impl OpenAhead {
         cx: &Context,
         id: FileId,
         how: OpenHow,
-    ) -> (Option<AheadFile>, Option<Surplus>) {
+    ) -> (Option<OpenAheadFile>, Option<Surplus>) {
         let mut state = self.lock();
         let Some(place) = state.place(cx) else { return (None, None) };
         let thread = &mut state.threads[place];
@@ -269,13 +269,13 @@ impl OpenAhead {
     }
 
     /// What was taken is an open file like any other now.
-    pub(crate) fn used(&self, opened: &AheadFile) {
+    pub(crate) fn used(&self, opened: &OpenAheadFile) {
         self.used.fetch_add(1, Ordering::Relaxed);
         self.forget(opened.surplus());
     }
 
     /// What was taken cannot be used.
-    pub(crate) fn unused(&self, opened: &AheadFile) -> Surplus {
+    pub(crate) fn unused(&self, opened: &OpenAheadFile) -> Surplus {
         self.lock().given_up += 1;
         opened.surplus()
     }
@@ -293,7 +293,7 @@ impl OpenAhead {
         if state.open == 0 {
             return Vec::new(); // as good as always
         }
-        (0..AHEAD_MAX).filter_map(|place| state.take_out(place)).collect()
+        (0..OPEN_AHEAD_MAX).filter_map(|place| state.take_out(place)).collect()
     }
 
     /// What is open and can no longer be used. None if nothing is open any more: then no
@@ -305,7 +305,7 @@ impl OpenAhead {
             return None;
         }
         let mut late = Vec::new();
-        for place in 0..AHEAD_MAX {
+        for place in 0..OPEN_AHEAD_MAX {
             let Thread { pid, open, .. } = &state.threads[place];
             if open.as_ref().is_some_and(|open| open.guess.is_late()) {
                 let pid = *pid;
@@ -317,13 +317,13 @@ impl OpenAhead {
 
     /// The numbers of what a process before us had open and not used.
     pub(crate) fn inherited(&self) -> Vec<Surplus> {
-        let noted = |place| Surplus { handle: self.memory.ahead(place as u32), place };
-        (0..AHEAD_MAX).map(noted).filter(|one| one.handle != 0).collect()
+        let noted = |place| Surplus { handle: self.memory.open_ahead_handle(place as u32), place };
+        (0..OPEN_AHEAD_MAX).map(noted).filter(|one| one.handle != 0).collect()
     }
 
     /// It is being closed, or used.
     pub(crate) fn forget(&self, Surplus { handle, place }: Surplus) {
-        self.memory.forget_ahead(place as u32, handle);
+        self.memory.forget_open_ahead(place as u32, handle);
     }
 }
 
@@ -331,7 +331,7 @@ impl State {
     /// Where a thread's last lookup is noted. None for one that has no number here, as those
     /// of other containers, and while another thread's lookup is under way there.
     fn place(&self, cx: &Context) -> Option<usize> {
-        let place = cx.pid.0 as usize % AHEAD_MAX;
+        let place = cx.pid.0 as usize % OPEN_AHEAD_MAX;
         (cx.pid.0 != 0 && !self.threads[place].asks).then_some(place)
     }
 

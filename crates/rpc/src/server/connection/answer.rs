@@ -22,7 +22,7 @@ impl CallInHand {
             }
             return self.over();
         }
-        // What goes to another connection than it came from says nothing of that one's closes.
+        // An answer on another connection than that of its call settles no closes there.
         let settled = Weak::ptr_eq(&route.connection, &self.route.connection)
             && self.shared.counter(true).load(Ordering::SeqCst) == 0;
         let reply = if self.session.tickets() { reply } else { reply.without_ticket() };

@@ -11,16 +11,16 @@ use super::Shared;
 use crate::server::call_admission;
 use crate::server::exactly_once::plan::{self, ChangeState, Plan};
 use crate::server::exactly_once::settle::Amend;
-use crate::server::exactly_once::slots::{Again, Route, Verdict};
+use crate::server::exactly_once::slots::{Reexecution, Route, Verdict};
 use crate::server::exactly_once::{bytes, needs};
 use crate::server::execute::{self, Files, ShownOperand};
-use crate::server::open_ahead::Changing;
+use crate::server::open_ahead::PendingRightsChange;
 use crate::server::ranges::{RangeGrant, Span};
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
-use crate::server::session::{ServerSession, Slotted, Unslotted};
-use crate::server::status::Running;
+use crate::server::session::{ServerSession, SlottedChange, UnslottedCall};
+use crate::server::status::RunningCall;
 use crate::wire::{
     Call, CallHead, CallRow, Changes, FileRef, Input, NO_SLOT, OpRow, SessionChange, Stamp,
 };
@@ -44,9 +44,9 @@ struct TypedCall<'a> {
 
 /// A call that may be carried out.
 struct Entered<'a> {
-    again: Option<Again>,
+    again: Option<Reexecution>,
     /// Until it is answered.
-    _slotted: Option<Slotted<'a>>,
+    _slotted: Option<SlottedChange<'a>>,
 }
 
 /// The connection that a call came by has gone.
@@ -62,7 +62,7 @@ struct Executed {
 /// The grants of a change, until the answer has been noted.
 struct Grants {
     _plan: Option<Plan>,
-    _again: Option<Again>,
+    _again: Option<Reexecution>,
     /// Of the bytes that it writes, where it has none of the file besides.
     _lone: Option<RangeGrant>,
 }
@@ -155,7 +155,7 @@ impl CallInHand {
     }
 
     /// What the server before us left of the change, if it was begun there.
-    async fn enter_slot(&self, row: &CallRow<'_>) -> Result<Option<Again>, Refused> {
+    async fn enter_slot(&self, row: &CallRow<'_>) -> Result<Option<Reexecution>, Refused> {
         let verdict = self.session.slots.begin(self.head.slot, self.head.sequence, &self.route);
         if verdict.is_repeated() {
             self.server.repeated.fetch_add(1, Ordering::Relaxed);
@@ -163,7 +163,7 @@ impl CallInHand {
         let broken = self.server.options.broken();
         match verdict {
             Verdict::Fresh => Ok(None),
-            Verdict::Again(cut) => Ok(Some(cut)),
+            Verdict::Reexecute(cut) => Ok(Some(cut)),
             Verdict::Replay(_) if broken.forgets_answers(self.head.op) => Ok(None),
             Verdict::Replay(reply) => {
                 self.open_replayed(row.session, &reply).await;
@@ -192,8 +192,8 @@ impl CallInHand {
         &self,
         call: &TypedCall<'_>,
         data: Option<Buf>,
-        again: Option<Again>,
-        changing: Option<&Changing<'_>>,
+        again: Option<Reexecution>,
+        changing: Option<&PendingRightsChange<'_>>,
     ) -> Executed {
         let executed = self.execute_noted(call, data, again, changing);
         let mut executed = std::pin::pin!(executed);
@@ -201,7 +201,7 @@ impl CallInHand {
         if let Poll::Ready(executed) = first {
             return executed;
         }
-        let number = self.server.running(Running {
+        let number = self.server.running(RunningCall {
             op: self.head.op,
             session: self.session.id,
             cx: self.cx.clone(),
@@ -218,8 +218,8 @@ impl CallInHand {
         &self,
         TypedCall { call, row }: &TypedCall<'_>,
         data: Option<Buf>,
-        again: Option<Again>,
-        changing: Option<&Changing<'_>>,
+        again: Option<Reexecution>,
+        changing: Option<&PendingRightsChange<'_>>,
     ) -> Executed {
         let data_bytes = data.as_ref().map_or(0, Buf::len);
         let refused = self.admitted(call, data_bytes, again.is_some()).await.err();
@@ -266,11 +266,11 @@ impl CallInHand {
         let plans = (plan.as_ref(), amend);
         let written = bytes::written(session, &self.cx, (row, &files), data_bytes, plans).await;
         let lone = match written {
-            // Behind all else that it waits for: whoever reads the same waits from now on.
+            // The last of all waits: readers of the same range wait from now on.
             Some(written) => bytes::take(session, written, plan.as_mut(), again.as_mut()).await,
             None => None,
         };
-        let version = self.version_of_half(call);
+        let version = self.split_read_version(call);
         let state = ChangeState { files: &files, plan: plan.as_mut(), amend };
         // Behind all waits: what its client had may be somebody else's by now.
         let changes = row.changes != Changes::Nothing;
@@ -287,8 +287,8 @@ impl CallInHand {
             self.stamp(&mut reply, stamp, (row, &files), at);
         }
         if let Some(version) = version {
-            let unchanged = self.version_of_half(call) == Some(version);
-            if unchanged || server.options.broken().is(Sabotage::Halves) {
+            let unchanged = self.split_read_version(call) == Some(version);
+            if unchanged || server.options.broken().is(Sabotage::SplitReads) {
                 reply.stamp(Stamp { number: version, at: Stamp::NOWHERE });
             }
         }
@@ -301,8 +301,8 @@ impl CallInHand {
         Executed { reply, grants }
     }
 
-    /// Waits until whoever admits calls to the export lets this one begin. `cut_short`: the server before
-    /// us began it, and others wait for it. Errors: it is refused.
+    /// Waits until the observers of the export admit this call. `cut_short`: the server before us
+    /// began it, and others wait for it. Errors: it is refused.
     async fn admitted(
         &self,
         call: &Call<'_>,
@@ -319,7 +319,12 @@ impl CallInHand {
 
     /// What was cut short, if that is what this call asks for. Who asks for something else has a new
     /// change.
-    fn asked_again(&self, again: Option<Again>, row: &CallRow<'_>, files: &Files) -> Option<Again> {
+    fn asked_again(
+        &self,
+        again: Option<Reexecution>,
+        row: &CallRow<'_>,
+        files: &Files,
+    ) -> Option<Reexecution> {
         let again = again?;
         let about = files.repeated(row.intent).ok()?;
         again.is_of(self.head.op, about.into_iter().flatten()).then_some(again)
@@ -327,7 +332,7 @@ impl CallInHand {
 
     /// Has what changes a session, and is in no slot, come behind what its former connections
     /// brought. Errors: this connection has gone, too.
-    async fn unslotted(&self, change: SessionChange) -> Result<Option<Unslotted<'_>>, Gone> {
+    async fn unslotted(&self, change: SessionChange) -> Result<Option<UnslottedCall<'_>>, Gone> {
         let closes = match change {
             SessionChange::None => return Ok(None),
             SessionChange::Closes(handle) => Some(handle),
@@ -361,36 +366,36 @@ impl CallInHand {
     }
 
     /// The note of a change of rights.
-    fn changing(&self, row: &CallRow<'_>) -> Option<Changing<'_>> {
+    fn changing(&self, row: &CallRow<'_>) -> Option<PendingRightsChange<'_>> {
         let file = match row.takes_rights? {
             FileRef::Id(id) => id,
             FileRef::Handle(handle) => self.session.file(handle)?.id(),
         };
-        let sabotaged = self.server.options.broken().is(Sabotage::Ahead);
-        (!sabotaged).then(|| self.server.ahead.changes(file))
+        let sabotaged = self.server.options.broken().is(Sabotage::OpenAhead);
+        (!sabotaged).then(|| self.server.open_ahead.changes(file))
     }
 
     /// New work does; what belongs to the recovery does not, nor does giving back.
     fn waits_for_recovery(&self, row: &CallRow<'_>) -> bool {
         let belongs = row.is_recovery || self.head.flags & CallHead::RECOVERY != 0;
-        !belongs && !self.server.options.broken().is(Sabotage::RedoGate)
+        !belongs && !self.server.options.broken().is(Sabotage::ReplayGate)
     }
 
     /// Which version of the file half of a read is of, as long as nobody changes it.
-    fn version_of_half(&self, call: &Call<'_>) -> Option<u64> {
+    fn split_read_version(&self, call: &Call<'_>) -> Option<u64> {
         if self.head.flags & CallHead::HALF == 0 {
             return None; // nearly always: before anything is looked for
         }
         let Call::Read { handle, at, len_bytes } = *call else { return None };
         let file = self.session.file(handle)?;
         let span = Span::bytes(at, u64::from(len_bytes));
-        if self.server.options.broken().is(Sabotage::Halves) {
+        if self.server.options.broken().is(Sabotage::SplitReads) {
             return Some(1);
         }
         self.session.export.ranges.version(file.id(), span)
     }
 
-    /// The file whose data or attributes this has changed, if somebody watches any.
+    /// The file whose data or attributes this has changed, if a session watches any file.
     fn watched_file(&self, (row, files): (&CallRow<'_>, &Files), reply: &Reply) -> Option<FileId> {
         if self.session.export.watchers.is_empty() {
             return None;
@@ -417,7 +422,7 @@ impl CallInHand {
         let number = stamp.unwrap_or_else(|| self.session.export.ranges.stamps.next());
         self.session.changed(number);
         if let Some(file) = self.watched_file((row, files), reply) {
-            self.server.tell_change(&self.session, file);
+            self.server.notify_change(&self.session, file);
         }
         if !self.session.stamps() {
             return;
@@ -484,8 +489,8 @@ mod tests {
         RemoteFs::new(mounted.unwrap())
     }
 
-    /// Whoever changed the same in between would be taken for this change, or its work undone by
-    /// it, if the server died before the answer is noted.
+    /// If the server died before the answer is noted, a change of the same file in between could be
+    /// taken for this one, or this one could undo it.
     // proves: P80
     #[test]
     fn a_grant_lasts_until_the_answer_is_noted() {

@@ -13,7 +13,7 @@ use crate::auth::{Key, Role, Transcript};
 use crate::server::connection_limits::{HandshakeFault, HandshakePlace};
 use crate::server::export::Export;
 use crate::server::exports::not_open;
-use crate::server::identities::Whom;
+use crate::server::identities::CallerScope;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
 use crate::server::session::ServerSession;
@@ -73,14 +73,14 @@ fn misplaced(export: &Export, fingerprint: u64) -> Refused {
     Refused { definition: definition.unwrap_or_default(), ..refused(Errno::EREMCHG, message) }
 }
 
-/// The export that a client wants whose first message is this; none if it is no greeting.
-/// Nothing has been checked: it says who is to serve the connection, no more.
+/// The export that the first message of a client asks for; none if the message is no greeting. The
+/// message is unchecked. The name only selects the thread that serves the connection.
 pub fn wanted_export(head: &[u8]) -> Option<String> {
     Hello::from_message(head).ok().map(|hello| hello.export)
 }
 
 /// A handshake half way.
-pub(super) struct Challenged {
+pub(super) struct ChallengedPeer {
     hello: Hello,
     /// The hello as it came, which the proofs cover.
     message: Vec<u8>,
@@ -90,7 +90,7 @@ pub(super) struct Challenged {
     export: Arc<Export>,
 }
 
-impl Challenged {
+impl ChallengedPeer {
     fn transcript<'a>(&'a self, wish: &'a [u8]) -> Transcript<'a> {
         Transcript {
             hello: &self.message,
@@ -121,12 +121,12 @@ impl ServerSink {
         let of_server = of_server.iter().filter(|(is_so, _)| *is_so).map(|(_, bit)| bit);
         let features = of_server.fold(hello.features & FEATURES, |all, bit| all | bit);
         let message = head.to_vec();
-        let challenged = Challenged { hello, message, nonce, version, features, export };
+        let challenged = ChallengedPeer { hello, message, nonce, version, features, export };
         let key = self.server.options.key.as_ref();
         let seen = challenged.transcript(&[]);
         let proof = key.map_or([0; 32], |key| key.prove(Role::Server, seen));
         self.say(&Challenge { version, features, nonce, proof }.message());
-        self.stage = Stage::Challenged(Box::new(challenged));
+        self.stage = Stage::ChallengedPeer(Box::new(challenged));
         Ok(())
     }
 
@@ -160,8 +160,10 @@ impl ServerSink {
             ));
         }
         self.identities.speaks_for(match self.connection.peer() {
-            peer if wanted == Auth::Psk || export.insecure || peer.is_privileged() => Whom::Anybody,
-            Peer::User(uid, gid) => Whom::only(uid, gid, self.connection.peer_groups()),
+            peer if wanted == Auth::Psk || export.insecure || peer.is_privileged() => {
+                CallerScope::Anybody
+            }
+            Peer::User(uid, gid) => CallerScope::only(uid, gid, self.connection.peer_groups()),
             peer => return Err(unprivileged(&hello.export, peer)),
         });
         Ok(export)
@@ -169,7 +171,7 @@ impl ServerSink {
 
     pub(super) fn proof(&mut self, head: &[u8]) -> Result<(), HandshakeError> {
         let proof = Proof::from_message(head)?;
-        let Stage::Challenged(challenged) = &self.stage else {
+        let Stage::ChallengedPeer(challenged) = &self.stage else {
             return Err(Malformed("a proof without a challenge").into());
         };
         let wish = proof.wish();
@@ -182,7 +184,7 @@ impl ServerSink {
                 "the client has another key than this server: compare the key files at both ends",
             )));
         }
-        let Challenged { hello, export, .. } = &**challenged;
+        let ChallengedPeer { hello, export, .. } = &**challenged;
         let right = |secret: &[u8; 16]| {
             Key::of_session(secret).verify(Role::Session, seen, &proof.session_proof)
         };

@@ -1,4 +1,4 @@
-//! The life of one connection at the server: handshake, then calls, then its end.
+//! One connection at the server, from the handshake over the calls to its end.
 
 mod answer;
 mod call;
@@ -23,7 +23,7 @@ use crate::server::service::Inner;
 use crate::server::session::ServerSession;
 use crate::wire::{Call, CallHead, Input, Malformed, OpRow, peek_unknown_op};
 
-use handshake::Challenged;
+use handshake::ChallengedPeer;
 pub use handshake::wanted_export;
 
 /// A handshake that takes longer is given up.
@@ -93,14 +93,14 @@ pub(in crate::server) async fn serve(
             log::debug!("connection from {peer} has asked for the definition of a projection");
         }
         stage if sink.server.limits.complains(peer, sink.fault()) => {
-            // Who has another key sees it first, and goes without a word.
+            // A client with another key sees the mismatch first, and leaves without a message.
             let went = matches!(
                 error.kind(),
                 io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
             );
             let has_key = sink.server.options.key.is_some();
             let why = match stage {
-                Stage::Challenged(_) if went && has_key => {
+                Stage::ChallengedPeer(_) if went && has_key => {
                     "the client went when it had seen the proof of this server's key; perhaps its \
                      key is another one"
                         .to_owned()
@@ -161,7 +161,7 @@ impl Shared {
 enum Stage {
     Hello,
     /// The client's proof is awaited.
-    Challenged(Box<Challenged>),
+    ChallengedPeer(Box<ChallengedPeer>),
     /// A new session is being noted, on media, which can take its time.
     Beginning(Arc<Beginning>),
     Serving(Arc<ServerSession>),
@@ -249,14 +249,15 @@ impl Sink for ServerSink {
                 self.message(&session, head, data.map(BufMut::freeze))
             }
             Stage::Hello => self.hello(head).map_err(|error| self.refuse(error)),
-            Stage::Challenged { .. } => self.proof(head).map_err(|error| self.refuse(error)),
+            Stage::ChallengedPeer { .. } => self.proof(head).map_err(|error| self.refuse(error)),
             Stage::Beginning(_) => Err(Malformed("a message before the welcome").into()),
         }
     }
 }
 
 impl ServerSink {
-    /// Whose data come behind this head. Errors: none belong there.
+    /// The session that the data behind this head belong to. Errors: no data belong behind this
+    /// head.
     fn session_for_data(&mut self, head: &[u8]) -> io::Result<&Arc<ServerSession>> {
         self.look();
         let Stage::Serving(session) = &self.stage else {

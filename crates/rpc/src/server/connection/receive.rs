@@ -9,7 +9,7 @@ use dray_core::{Buf, Cancel, Context, Counted, Errno, Error, GROUPS_MAX, Session
 use super::ServerSink;
 use super::call::CallInHand;
 use crate::server::exactly_once::slots::Route;
-use crate::server::identities::Known;
+use crate::server::identities::KnownCaller;
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::session::ServerSession;
@@ -61,9 +61,9 @@ impl ServerSink {
                     cancel.set();
                 }
             }
-            NotifyHead::RECLAIMED => {
-                session.locks_claimed();
-                session.export.grace.reclaimed(session.id);
+            NotifyHead::RECLAIM_COMPLETE => {
+                session.finish_reclaim();
+                session.export.grace.finish(session.id);
             }
             NotifyHead::IDLE => {
                 for _ in 0..head.tag.min(session.slots.count()) {
@@ -76,7 +76,7 @@ impl ServerSink {
                 let (from, to) = input.get()?;
                 dray_rt::spawn(session.clone().release(self.number, from..to));
             }
-            NotifyHead::RETURNED => session.export.recovery_window.returned(session.id),
+            NotifyHead::RECOVERY_COMPLETE => session.export.recovery_window.returned(session.id),
             NotifyHead::GOODBYE if self.server.options.broken().is(Sabotage::Goodbyes) => {}
             NotifyHead::GOODBYE => {
                 drop(self.server.end(session.clone())); // nobody waits for it
@@ -110,7 +110,7 @@ impl ServerSink {
         data: Option<Buf>,
     ) -> io::Result<()> {
         let who = self.identities.get(head.identity);
-        let Known { who, node, too_many_groups } =
+        let KnownCaller { who, node, too_many_groups } =
             who.ok_or(Malformed("an identity that was not defined"))?;
         let row = OpRow::of(head.op);
         let one_way = head.flags & CallHead::ONE_WAY != 0;

@@ -4,7 +4,7 @@ use dray_core::{Context, FileId};
 
 use crate::server::exactly_once::plan::{self, Plan};
 use crate::server::exactly_once::settle::Amend;
-use crate::server::exactly_once::slots::Again;
+use crate::server::exactly_once::slots::Reexecution;
 use crate::server::execute::{Files, span};
 use crate::server::ranges::{RangeGrant, Span};
 use crate::server::session::ServerSession;
@@ -60,7 +60,7 @@ pub(crate) async fn take(
     session: &ServerSession,
     (file, span): (FileId, Span),
     plan: Option<&mut Plan>,
-    again: Option<&mut Again>,
+    again: Option<&mut Reexecution>,
 ) -> Option<RangeGrant> {
     let of_plan = plan.and_then(|plan| plan.grant_of(file));
     let Some(grant) = of_plan.or_else(|| again?.grant_of(file)) else {
@@ -73,7 +73,7 @@ pub(crate) async fn take(
 /// The stamp that a change has with its bytes.
 pub(crate) fn stamp(
     plan: Option<&Plan>,
-    again: Option<&Again>,
+    again: Option<&Reexecution>,
     lone: Option<&RangeGrant>,
 ) -> Option<u64> {
     plan.and_then(Plan::stamp).or_else(|| again?.stamp()).or_else(|| lone?.stamp())

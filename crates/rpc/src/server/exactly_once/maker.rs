@@ -1,11 +1,12 @@
-//! Who makes something under a name, as it is noted before: by that the next life of the server tells
-//! whether what it finds under the name is this caller's, or somebody else's who came in between.
+//! The maker of a file under a name, as noted before the file is made. The next server epoch
+//! compares it with the file that has the name, and decides whether this caller or another user
+//! made it.
 
 use dray_core::{Attr, Context, FileSystem, FileType, Timestamp};
 
 use crate::wire::{Input, Malformed, Wire};
 
-/// Whose what is made will be, and what it will look like.
+/// Owner and attributes that the new file will have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Maker {
     /// Its owner: whom the export takes the caller for.

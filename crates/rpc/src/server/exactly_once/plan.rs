@@ -37,8 +37,8 @@ impl Plan {
         Plan { intent, append_at: None, grants: [Some(grant), second] }
     }
 
-    /// The file that a put has just made is its too, until its data are in it: who appended
-    /// meanwhile could not tell, after a death, whose bytes are at the end.
+    /// The file that a put has just made is its too, until its data are in it: after a crash, a
+    /// concurrent append could not be distinguished from the put's own bytes.
     pub(crate) async fn made(&mut self, ranges: &Arc<RangeTable>, file: FileId) {
         if self.grants[1].is_none() {
             self.grants[1] = Some(to_overwrite(ranges, file).await);
@@ -80,9 +80,9 @@ impl Drop for Plan {
     }
 }
 
-/// Waits until no other change of the same is under way, and looks at what there is. None for a call
-/// that may be repeated without harm. Errors: it cannot be told what is there, and so nobody could
-/// tell later whether the change was made: it must not be begun.
+/// Waits until no other change of the same is under way, and looks at what there is. None for a
+/// call that may be repeated without harm. Errors: the state on disk cannot be read. A later server
+/// could not decide whether the change was made, so it must not begin.
 pub(crate) async fn plan(
     session: &ServerSession,
     cx: &Context,
@@ -165,7 +165,8 @@ impl Look<'_> {
         let Ok(name) = Name::new(name) else { return Ok(None) }; // the change will find out
         let fs = &*self.session.export.fs;
         let found = match fs.lookup(&self.cx, dir, name).await {
-            // Some do not trust a super-user (root_squash of NFS), but whoever may change.
+            // Some file systems deny the super-user (root_squash of NFS). A caller that may change
+            // the name may look it up.
             Err(error) if matches!(error.errno(), Errno::EACCES | Errno::EPERM) => {
                 fs.lookup(&self.caller.uncounted(), dir, name).await
             }
@@ -178,12 +179,12 @@ impl Look<'_> {
         }
     }
 
-    /// Whose what is made will be.
+    /// The owner that the new file will have.
     fn maker(&self, file_type: u32, data_bytes: usize) -> Option<Maker> {
         Some(Maker::of(&*self.session.export.fs, self.caller, file_type, data_bytes))
     }
 
-    /// It loses this name, which may be its last: who has it open goes on with it.
+    /// The file loses this name, which may be its last. Open handles of it stay valid.
     async fn keep(&self, victim: &Entry) {
         let export = &self.session.export;
         export.recovery_window.keep(&*export.fs, &self.cx, victim).await;
@@ -291,7 +292,7 @@ impl Look<'_> {
         Ok(Plan::new(self.intent, grant, None))
     }
 
-    /// Where it cannot be told whether there is one, it is noted to be as it is to `be`: then the
+    /// If the existing state is unknown, it is noted as the state that it is to `be`: then the
     /// change is made again, which is no harm.
     async fn xattr(mut self, id: FileId, name: &[u8], be: bool) -> Plan {
         let grant = self.ranges().change(id, Span::ALL).await;

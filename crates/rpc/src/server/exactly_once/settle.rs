@@ -1,13 +1,13 @@
 //! Finds out, after a death of the server process, whether a change was applied that was under
 //! way.
 //!
-//! An intent holds what was under the names before the change ([`plan`](super::plan)), and who was to
-//! make something there ([`Maker`]). The server that finds an intent without an answer looks what is
-//! there now. That decides it, because changes of the same thing happen one after the other
-//! ([`RangeTable`](crate::server::ranges::RangeTable)). Where somebody beside dray changes the
-//! directory, what he made is told from what the caller made by its owner, age and content. Changes that set
-//! something, such as a write at an offset, need no decision: they are made again, and nobody
-//! else gets at the same before.
+//! An intent holds what was under the names before the change ([`plan`](super::plan)), and who was
+//! to make something there ([`Maker`]). The server that finds an intent without an answer looks
+//! what is there now. That decides it, because changes of the same thing happen one after the other
+//! ([`RangeTable`](crate::server::ranges::RangeTable)). A process beside dray may change the
+//! directory. Owner, age and content then distinguish its files from those of the caller. Changes
+//! that set something, such as a write at an offset, need no decision: they are made again, and
+//! nobody else gets at the same before.
 
 use dray_core::{Entry, Errno, Error, FileId, FileSystem, FileType, Name, Op, RenameHow, Result};
 
@@ -19,20 +19,19 @@ use crate::server::reply::Reply;
 use crate::wire::{Input, Malformed, OpRow, Trace, Wire};
 
 /// What came of a change that was under way when the server died.
-pub(crate) enum Settled {
+pub(crate) enum Settlement {
     /// It was not applied: when it comes again it is a new one.
     Undone,
     /// It was applied; this is the answer that its client waits for.
     Done(Box<Reply>),
-    /// It may have been, wholly or in part. Making it again sets that right, as long as
-    /// nobody touches the same before: it is kept for whoever asked.
-    Cut(CutShort),
-    /// The file system does not tell what is there.
-    Untold,
+    /// It may have been applied, wholly or in part. Repeating it corrects that, as long as no other
+    /// change of the same file comes first. The grants are therefore held for the caller.
+    Cut(CutShortChange),
+    /// The file system cannot report what is there.
+    Unreadable,
 }
 
-/// What is answered where nobody knows whether a change was made: to make it once more could be
-/// twice.
+/// The answer for a change of unknown outcome: repeating it could apply it twice.
 pub(crate) fn unknown() -> Reply {
     Reply::failure(&Error::unknown(Errno::EIO))
 }
@@ -41,8 +40,8 @@ pub(crate) fn unknown() -> Reply {
 enum Unsettled {
     /// Its intent says nothing: it is none of ours.
     Malformed,
-    /// The file system does not tell what is there, as where its disk fails.
-    Untold,
+    /// The file system cannot report what is there, for example because its disk fails.
+    Unreadable,
 }
 
 impl From<Malformed> for Unsettled {
@@ -54,7 +53,7 @@ impl From<Malformed> for Unsettled {
 type Looked<T> = std::result::Result<T, Unsettled>;
 
 /// What a change that was cut short is about.
-pub(crate) struct CutShort {
+pub(crate) struct CutShortChange {
     pub(crate) held: Vec<(FileId, Span)>,
     pub(crate) amend: Option<Amend>,
 }
@@ -66,8 +65,8 @@ pub(crate) enum Amend {
     AppendAt(u64),
     /// A copy within a file takes what was there, not what it has put behind that.
     CopyAtMost(u64),
-    /// This file is to be written, whatever name it has now. If `made`, it was made for
-    /// that, so that its mode does not limit the writing of who owns it.
+    /// This file is to be written, whatever name it has now. If `made`, it was made for that, so
+    /// that its mode does not limit writes of its owner.
     Put { id: FileId, made: bool },
     /// This was found under the name: if who asks again owns it, it is what was to be made. If `proven`,
     /// that was noted beforehand, and its mode does not limit what it was opened for.
@@ -122,17 +121,17 @@ impl Amend {
     }
 }
 
-impl CutShort {
-    fn of(file: FileId, span: Span) -> Settled {
-        Settled::Cut(CutShort { held: vec![(file, span)], amend: None })
+impl CutShortChange {
+    fn of(file: FileId, span: Span) -> Settlement {
+        Settlement::Cut(CutShortChange { held: vec![(file, span)], amend: None })
     }
 }
 
 /// What was found under a name, and whether it is sure that it was made by this change.
 type Found = (FileId, bool);
 
-/// What an earlier life has found under the name, and who was to make it. Former versions did not note
-/// the latter, nor the first but of a put.
+/// The file that an earlier server epoch found under the name, and the user who was to make it.
+/// Former versions did not note the latter, nor the first but of a put.
 fn found_by(input: &mut Input<'_>) -> Looked<(Option<Found>, Option<Maker>)> {
     let found = if input.0.is_empty() { None } else { input.get()? };
     let by = if input.0.is_empty() { None } else { input.get()? };
@@ -142,14 +141,14 @@ fn found_by(input: &mut Input<'_>) -> Looked<(Option<Found>, Option<Maker>)> {
 /// What is known of a change beside its intent.
 #[derive(Clone, Copy)]
 struct Background {
-    /// The machine has been lost since: what an earlier life has found may be gone.
+    /// The machine has lost power since: what an earlier server epoch found may be gone.
     lost: bool,
     /// What it was answered to have made.
     answered: Option<FileId>,
 }
 
 /// Finds out what came of a change. `lost`: the machine has been lost since it was noted.
-pub(crate) async fn settle(fs: &dyn FileSystem, op: Op, intent: &[u8], lost: bool) -> Settled {
+pub(crate) async fn settle(fs: &dyn FileSystem, op: Op, intent: &[u8], lost: bool) -> Settlement {
     settle_known(fs, op, intent, Background { lost, answered: None }).await
 }
 
@@ -158,7 +157,7 @@ async fn settle_known(
     op: Op,
     intent: &[u8],
     background: Background,
-) -> Settled {
+) -> Settlement {
     let settled = match OpRow::of(op).trace {
         Trace::Made => settle_made(fs, intent, background, false).await,
         Trace::Created => settle_made(fs, intent, background, true).await,
@@ -171,28 +170,28 @@ async fn settle_known(
         Trace::XattrSet => settle_xattr(fs, intent, true).await,
         Trace::XattrRemoved => settle_xattr(fs, intent, false).await,
         Trace::Repeatable => settle_repeatable(intent),
-        Trace::None => Ok(Settled::Undone), // none of ours
+        Trace::None => Ok(Settlement::Undone), // none of ours
     };
     settled.unwrap_or_else(|why| match why {
-        Unsettled::Malformed => Settled::Undone,
-        Unsettled::Untold => Settled::Untold,
+        Unsettled::Malformed => Settlement::Undone,
+        Unsettled::Unreadable => Settlement::Unreadable,
     })
 }
 
-/// Finds out whether an answered change is still there after a loss of the machine. What it
-/// had noted before it tells; without a note it can be made again without harm.
+/// Finds out whether an answered change is still there after a loss of the machine. The note from
+/// before the change decides; a change without a note can be repeated without harm.
 pub(crate) async fn settle_answered(
     fs: &dyn FileSystem,
     answer: Reply,
     begun: Option<(Op, Vec<u8>)>,
-) -> Settled {
+) -> Settlement {
     match begun {
-        _ if !answer.is_success() => Settled::Done(Box::new(answer)),
+        _ if !answer.is_success() => Settlement::Done(Box::new(answer)),
         Some((op, intent)) => {
             let background = Background { lost: true, answered: answer.file() };
             settle_known(fs, op, &of_answered(op, intent, None), background).await
         }
-        None => Settled::Undone,
+        None => Settlement::Undone,
     }
 }
 
@@ -212,13 +211,13 @@ pub(crate) fn of_answered(op: Op, mut intent: Vec<u8>, amend: Option<Amend>) -> 
     intent
 }
 
-fn settle_repeatable(intent: &[u8]) -> Looked<Settled> {
+fn settle_repeatable(intent: &[u8]) -> Looked<Settlement> {
     let (_, (file, span)): (bool, (FileId, Span)) = Input::whole(intent)?;
-    Ok(CutShort::of(file, span))
+    Ok(CutShortChange::of(file, span))
 }
 
-/// Of these alone a change of the directory has a grant, too: whoever waits for a directory behind
-/// another, out of their order, could wait for ever.
+/// Of these alone a change of the directory has a grant, too: a call that waits for a second
+/// directory out of order could deadlock.
 pub(super) fn is_regular(entry: &Entry) -> bool {
     entry.attr.file_type() == FileType::Regular
 }
@@ -229,7 +228,7 @@ async fn find(fs: &dyn FileSystem, dir: FileId, name: &[u8]) -> Looked<Option<En
     match fs.lookup(&as_server::of_nobody(), dir, name).await {
         Ok(entry) => Ok(Some(entry)),
         Err(error) if bars_the_change(error.errno()) => Ok(None),
-        Err(_) => Err(Unsettled::Untold),
+        Err(_) => Err(Unsettled::Unreadable),
     }
 }
 
@@ -250,15 +249,15 @@ pub(super) fn bars_the_change(errno: Errno) -> bool {
     ) || errno.raw() == libc::EILSEQ
 }
 
-/// Whether both are one file, each of them named by another life of the server: on file systems
-/// without handles all but its number is another then. Nobody can have put another file with
-/// that number in its place.
+/// Whether both are one file, each id being of another server epoch: on file systems without
+/// handles all but its number is another then. Nobody can have put another file with that number in
+/// its place.
 fn is_same(one: Option<FileId>, other: Option<FileId>) -> bool {
     matches!((one, other), (Some(one), Some(other)) if one.ino == other.ino)
 }
 
-/// What an earlier life has noted as found, as far as it is there. A loss of the machine takes what was
-/// not on media: then the change is one that has not been made.
+/// The file that an earlier server epoch noted as found, if it is still there. A loss of the
+/// machine takes what was not on media: then the change is one that has not been made.
 async fn still_found(
     fs: &dyn FileSystem,
     (dir, name): (FileId, &[u8]),
@@ -267,16 +266,16 @@ async fn still_found(
 ) -> Looked<Option<Found>> {
     let (id, _) = found;
     if !lost {
-        return Ok(Some(found)); // whoever has removed it since did that after the change
+        return Ok(Some(found)); // a removal since came after the change
     }
     match fs.getattr(&as_server::of_nobody(), id).await {
         Ok(_) => Ok(Some(found)),
-        // Or it has another id in this life: then it is under its name.
+        // Or the file has another id in this server epoch: then its name leads to it.
         Err(error) if matches!(error.errno(), Errno::ESTALE | Errno::ENOENT) => {
             Ok(find(fs, dir, name).await?.and_then(|entry| made_it(entry, by, Some(id))))
         }
         Err(error) if bars_the_change(error.errno()) => Ok(Some(found)),
-        Err(_) => Err(Unsettled::Untold),
+        Err(_) => Err(Unsettled::Unreadable),
     }
 }
 
@@ -286,25 +285,25 @@ async fn settle_made(
     intent: &[u8],
     Background { lost, answered }: Background,
     opens: bool,
-) -> Looked<Settled> {
+) -> Looked<Settlement> {
     let mut input = Input(intent);
     let (dir, name): (FileId, &[u8]) = input.get()?;
     if let Some(file) = input.get::<Option<FileId>>()? {
         // There was something: it was cut, or it is as before.
         if !opens || !input.get()? {
-            return Ok(Settled::Undone);
+            return Ok(Settlement::Undone);
         }
         let held = vec![(file, Span::ALL), (dir, Span::ALL)];
-        return Ok(Settled::Cut(CutShort { held, amend: None }));
+        return Ok(Settlement::Cut(CutShortChange { held, amend: None }));
     }
     let (found, by) = found_by(&mut input)?;
     let found = match found {
         Some(found) => still_found(fs, (dir, name), (found, by), lost).await?,
         None => find(fs, dir, name).await?.and_then(|entry| made_it(entry, by, answered)),
     };
-    let Some((id, proven)) = found else { return Ok(Settled::Undone) };
+    let Some((id, proven)) = found else { return Ok(Settlement::Undone) };
     let amend = Some(Amend::Made { id, proven });
-    Ok(Settled::Cut(CutShort { held: Vec::new(), amend }))
+    Ok(Settlement::Cut(CutShortChange { held: Vec::new(), amend }))
 }
 
 /// Whether an entry that was not there before is what a change has made, and whether that is sure.
@@ -321,7 +320,7 @@ fn made_it(entry: Entry, by: Option<Maker>, answered: Option<FileId>) -> Option<
     its_own.then_some((entry.id, by.is_some() || answered == Some(entry.id)))
 }
 
-async fn settle_link(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
+async fn settle_link(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settlement> {
     let mut input = Input(intent);
     let (dir, name): (FileId, &[u8]) = input.get()?;
     let before: Option<FileId> = input.get()?;
@@ -333,12 +332,12 @@ async fn settle_link(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
     };
     let now = find(fs, dir, name).await?;
     Ok(match now.filter(|entry| before.is_none() && is_link(entry)) {
-        Some(entry) => Settled::Done(Box::new(Reply::success(entry))),
-        None => Settled::Undone,
+        Some(entry) => Settlement::Done(Box::new(Reply::success(entry))),
+        None => Settlement::Undone,
     })
 }
 
-async fn settle_remove(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
+async fn settle_remove(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settlement> {
     let mut input = Input(intent);
     let (dir, name): (FileId, &[u8]) = input.get()?;
     let before: Option<FileId> = input.get()?;
@@ -349,19 +348,19 @@ async fn settle_remove(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
     let gone = match now {
         Ok(now) => !is_same(Some(now), before),
         Err(error) if error.errno() == Errno::ENOENT => true,
-        // It says nothing of the name, such as that the directory is not known by this id any
-        // more: whoever asks again is told.
+        // It says nothing of the name, such as that the directory is not known by this id any more.
+        // The caller sees the error when it repeats the call.
         Err(error) if bars_the_change(error.errno()) => false,
-        Err(_) => return Err(Unsettled::Untold),
+        Err(_) => return Err(Unsettled::Unreadable),
     };
     Ok(if before.is_some() && gone {
-        Settled::Done(Box::new(Reply::success(())))
+        Settlement::Done(Box::new(Reply::success(())))
     } else {
-        Settled::Undone
+        Settlement::Undone
     })
 }
 
-async fn settle_rename(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
+async fn settle_rename(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settlement> {
     let mut input = Input(intent);
     let from: (FileId, &[u8]) = input.get()?;
     let to: (FileId, &[u8]) = input.get()?;
@@ -377,43 +376,43 @@ async fn settle_rename(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
             RenameHow::Exchange => is_same(now_from, victim),
             _ => !is_same(now_from, source),
         };
-    Ok(if applied { Settled::Done(Box::new(Reply::success(()))) } else { Settled::Undone })
+    Ok(if applied { Settlement::Done(Box::new(Reply::success(()))) } else { Settlement::Undone })
 }
 
-async fn settle_write(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settled> {
+async fn settle_write(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settlement> {
     if intent.first() == Some(&0) {
         return settle_repeatable(intent);
     }
     let (kind, (file, (before, _))): (u8, (FileId, (u64, u64))) = Input::whole(intent)?;
     let now = match fs.getattr(&as_server::of_nobody(), file).await {
         Ok(now) => now,
-        Err(error) if bars_the_change(error.errno()) => return Ok(Settled::Undone),
-        Err(_) => return Err(Unsettled::Untold),
+        Err(error) if bars_the_change(error.errno()) => return Ok(Settlement::Undone),
+        Err(_) => return Err(Unsettled::Unreadable),
     };
     if now.size <= before && kind != ANSWERED {
-        return Ok(Settled::Undone);
+        return Ok(Settlement::Undone);
     }
     // Begun; a kill can end a write half way. Nobody else could make the file longer.
     let held = vec![(file, Span::ALL)];
-    Ok(Settled::Cut(CutShort { held, amend: Some(Amend::AppendAt(before)) }))
+    Ok(Settlement::Cut(CutShortChange { held, amend: Some(Amend::AppendAt(before)) }))
 }
 
-fn settle_copy(intent: &[u8]) -> Looked<Settled> {
+fn settle_copy(intent: &[u8]) -> Looked<Settlement> {
     if intent.first() == Some(&0) {
         type Place = (FileId, Span);
         let (_, (target, source)): (bool, (Place, Place)) = Input::whole(intent)?;
-        return Ok(Settled::Cut(CutShort { held: vec![target, source], amend: None }));
+        return Ok(Settlement::Cut(CutShortChange { held: vec![target, source], amend: None }));
     }
     let (_, (file, most)): (bool, (FileId, u64)) = Input::whole(intent)?;
     let held = vec![(file, Span::ALL)];
-    Ok(Settled::Cut(CutShort { held, amend: Some(Amend::CopyAtMost(most)) }))
+    Ok(Settlement::Cut(CutShortChange { held, amend: Some(Amend::CopyAtMost(most)) }))
 }
 
 async fn settle_put(
     fs: &dyn FileSystem,
     intent: &[u8],
     Background { lost, answered }: Background,
-) -> Looked<Settled> {
+) -> Looked<Settlement> {
     let mut input = Input(intent);
     let (dir, name): (FileId, &[u8]) = input.get()?;
     let before: Option<FileId> = input.get()?;
@@ -427,11 +426,11 @@ async fn settle_put(
             _ => None,
         },
     };
-    let Some((id, made)) = found else { return Ok(Settled::Undone) };
+    let Some((id, made)) = found else { return Ok(Settlement::Undone) };
     // The name is free for others: the data go to the file, whatever name it has. What a former version
     // says to have been made it did not know for sure.
     let (held, made) = (vec![(id, Span::ALL)], made && by.is_some());
-    Ok(Settled::Cut(CutShort { held, amend: Some(Amend::Put { id, made }) }))
+    Ok(Settlement::Cut(CutShortChange { held, amend: Some(Amend::Put { id, made }) }))
 }
 
 /// Whether it says that the file system could not look, and not what it thinks of attributes.
@@ -440,7 +439,7 @@ fn is_of_a_disk(errno: Errno) -> bool {
 }
 
 /// `sets`: the attribute was to be there afterwards.
-async fn settle_xattr(fs: &dyn FileSystem, intent: &[u8], sets: bool) -> Looked<Settled> {
+async fn settle_xattr(fs: &dyn FileSystem, intent: &[u8], sets: bool) -> Looked<Settlement> {
     let mut input = Input(intent);
     let (id, name): (FileId, &[u8]) = input.get()?;
     let existed: bool = input.get()?;
@@ -448,10 +447,10 @@ async fn settle_xattr(fs: &dyn FileSystem, intent: &[u8], sets: bool) -> Looked<
     let exists = match &now {
         Ok(_) => true,
         Err(error) if error.errno() == Errno::ENODATA => false,
-        Err(error) if is_of_a_disk(error.errno()) => return Err(Unsettled::Untold),
-        Err(_) => return Ok(CutShort::of(id, Span::ALL)), // as before the change, too
+        Err(error) if is_of_a_disk(error.errno()) => return Err(Unsettled::Unreadable),
+        Err(_) => return Ok(CutShortChange::of(id, Span::ALL)), // as before the change, too
     };
     let applied = existed != sets && exists == sets;
-    let done = || Settled::Done(Box::new(Reply::success(())));
-    Ok(if applied { done() } else { CutShort::of(id, Span::ALL) })
+    let done = || Settlement::Done(Box::new(Reply::success(())));
+    Ok(if applied { done() } else { CutShortChange::of(id, Span::ALL) })
 }

@@ -44,17 +44,17 @@ enum State {
     Running(Route),
     Done,
     /// The server's death cut it short: its grants are kept until it comes again.
-    Cut(Again),
+    Cut(Reexecution),
 }
 
 /// What a change has that is made again.
-pub(crate) struct Again {
+pub(crate) struct Reexecution {
     pub(crate) op: Op,
     pub(crate) grants: Vec<RangeGrant>,
     pub(crate) amend: Option<Amend>,
 }
 
-impl Again {
+impl Reexecution {
     /// What it has of this file.
     pub(crate) fn grant_of(&mut self, file: FileId) -> Option<&mut RangeGrant> {
         self.grants.iter_mut().find(|grant| grant.file() == file)
@@ -65,8 +65,8 @@ impl Again {
         self.grants.iter().find_map(RangeGrant::stamp)
     }
 
-    /// Whether it is `op` that is made again, and of nothing else than it has the grants of. Where ids are
-    /// others in each life of the server the numbers of files are the same.
+    /// Whether it is `op` that is made again, and of nothing else than it has the grants of. Where
+    /// ids differ between server epochs, the inode numbers are the same.
     pub(crate) fn is_of(&self, op: Op, about: impl IntoIterator<Item = FileId>) -> bool {
         let is_granted =
             |file: FileId| self.grants.iter().any(|grant| grant.file().ino == file.ino);
@@ -95,7 +95,7 @@ pub(crate) enum Verdict {
     /// Apply it.
     Fresh,
     /// Apply it: a server before us began to.
-    Again(Again),
+    Reexecute(Reexecution),
     /// It was applied: this was the answer.
     Replay(Reply),
     /// It is being applied; the answer will go to the connection that asked last.
@@ -120,15 +120,15 @@ impl ReplaySlots {
         ReplaySlots { slots, log, broken }
     }
 
-    /// Gives up what was cut short and has not been asked for again, so that nobody waits for it
-    /// any longer: others may change the same from now on, and who asks after all is told that
-    /// nobody knows. Answers how many changes that were.
+    /// Abandons changes that were cut short and not repeated by their clients, so that they block
+    /// no other change any longer. A client that repeats one later gets an unknown outcome. Answers
+    /// how many changes were abandoned.
     pub(crate) fn give_up_cut(&self) -> usize {
         let mut slots = self.lock();
         let mut given_up = Vec::new(); // their grants end outside of the lock
         for (number, slot) in slots.iter_mut().enumerate() {
             // For what is only to be answered nobody waits.
-            let waited_for = |again: &Again| !matches!(again.amend, Some(Amend::Made { .. }));
+            let waited_for = |again: &Reexecution| !matches!(again.amend, Some(Amend::Made { .. }));
             if matches!(&slot.state, State::Cut(again) if waited_for(again)) {
                 let unknown = self.unknown(number as u32, slot.sequence);
                 given_up.push(std::mem::replace(slot, unknown));
@@ -180,7 +180,7 @@ impl ReplaySlots {
             return match &mut slot.state {
                 State::Unused | State::Over => Verdict::Stale,
                 State::Cut(_) => match std::mem::replace(&mut slot.state, running) {
-                    State::Cut(again) => Verdict::Again(again),
+                    State::Cut(again) => Verdict::Reexecute(again),
                     _ => Verdict::Stale,
                 },
                 State::Running(old) => {
@@ -216,7 +216,7 @@ impl ReplaySlots {
         self.log.set_locks(held);
     }
 
-    /// Whether the session held locks in its last life.
+    /// Whether the session held locks in the last server epoch.
     pub(crate) fn had_locks(&self) -> bool {
         self.log.had_locks()
     }
@@ -349,7 +349,7 @@ mod tests {
         }
 
         /// What the next server does with it when it comes again.
-        async fn next_life(&self, lost: bool) -> (ReplaySlots, Verdict) {
+        async fn next_epoch(&self, lost: bool) -> (ReplaySlots, Verdict) {
             let slots = ReplaySlots::new(self.log.clone(), Broken::default());
             slots.restore(&self.export(), lost).await;
             let verdict = slots.begin(0, 1, &self.route);
@@ -378,8 +378,8 @@ mod tests {
             // The same first file of an empty file system.
             answered.fs.create(&cx, answered.fs.info().root, name, NEW).await.unwrap();
             for (lost, asked_again) in [(true, true), (true, false), (false, false), (true, true)] {
-                let (slots, verdict) = answered.next_life(lost).await;
-                let Verdict::Again(Again { amend, .. }) = verdict else {
+                let (slots, verdict) = answered.next_epoch(lost).await;
+                let Verdict::Reexecute(Reexecution { amend, .. }) = verdict else {
                     panic!("it is not made again");
                 };
                 assert!(matches!(amend, Some(Amend::AppendAt(100))));
@@ -387,7 +387,7 @@ mod tests {
                     slots.done(0, 1, &Reply::success(10u32));
                 }
             }
-            let (_, verdict) = answered.next_life(false).await;
+            let (_, verdict) = answered.next_epoch(false).await;
             assert!(matches!(verdict, Verdict::Replay(_)));
         });
     }
@@ -403,10 +403,10 @@ mod tests {
             (root, name).put(&mut intent);
             None::<FileId>.put(&mut intent);
             let answered = Answered::new(Op::Make, &intent).await;
-            // Nobody asks in the first life.
+            // No client asks in the first epoch.
             let slots = ReplaySlots::new(answered.log.clone(), Broken::default());
             slots.restore(&answered.export(), true).await;
-            let (_, verdict) = answered.next_life(false).await;
+            let (_, verdict) = answered.next_epoch(false).await;
             assert!(matches!(verdict, Verdict::Fresh));
         });
     }
@@ -427,17 +427,17 @@ mod tests {
                 let spared = Answered::begun(op, &intent).await;
                 let id = spared.fs.create(&cx, root, name, NEW).await.unwrap().0.id;
                 let is_of_it = |verdict| match verdict {
-                    Verdict::Again(Again { amend, .. }) => {
+                    Verdict::Reexecute(Reexecution { amend, .. }) => {
                         amend.and_then(|amend| amend.made().or(amend.put())) == Some((id, true))
                     }
                     _ => false,
                 };
                 for lost in [true, false, true] {
-                    assert!(is_of_it(spared.next_life(lost).await.1), "{op:?}, lost: {lost}");
+                    assert!(is_of_it(spared.next_epoch(lost).await.1), "{op:?}, lost: {lost}");
                 }
                 let taken = Answered { fs: empty, ..spared };
-                assert!(is_of_it(taken.next_life(false).await.1), "{op:?}: others removed it");
-                let (_, verdict) = taken.next_life(true).await;
+                assert!(is_of_it(taken.next_epoch(false).await.1), "{op:?}: others removed it");
+                let (_, verdict) = taken.next_epoch(true).await;
                 assert!(matches!(verdict, Verdict::Fresh), "{op:?} is not made again");
             }
         });
@@ -447,7 +447,7 @@ mod tests {
     /// still there was taken for removed, and one that had been moved for not.
     // proves: P80
     #[test]
-    fn what_became_of_a_name_is_told_by_the_file_whatever_its_id_is_now() {
+    fn the_fate_of_a_name_is_found_by_its_file_whatever_id_that_has_now() {
         simulated(async {
             let cx = Context::system();
             let fs = MemoryFs::new(MemoryOptions::default());
@@ -469,7 +469,7 @@ mod tests {
                 (Op::Rename, rename, true),
             ] {
                 let begun = Answered { fs: fs.clone(), ..Answered::begun(op, &intent).await };
-                let (_, verdict) = begun.next_life(false).await;
+                let (_, verdict) = begun.next_epoch(false).await;
                 assert_eq!(matches!(verdict, Verdict::Replay(_)), made, "{op:?}");
                 assert_eq!(matches!(verdict, Verdict::Fresh), !made, "{op:?}");
             }
@@ -525,8 +525,8 @@ mod tests {
                 };
                 let error = answer.error().expect("it is not known");
                 assert_eq!((error.errno(), error.fate()), (Errno::EIO, Fate::Unknown), "{op:?}");
-                // A later life, to which the file system answers, says the same.
-                let (_, verdict) = begun.next_life(false).await;
+                // A later epoch, in which the file system answers, gives the same verdict.
+                let (_, verdict) = begun.next_epoch(false).await;
                 assert!(
                     matches!(verdict, Verdict::Replay(again) if encoded(&again) == encoded(&answer)),
                     "{op:?}"

@@ -114,15 +114,15 @@ pub(super) async fn redo(
 ) -> Result<Reply> {
     let _active = session.export.recovery.enter(session.id)?;
     let broken = server.options.broken();
-    if broken.is(Sabotage::Redo) {
+    if broken.is(Sabotage::Replay) {
         return Ok(Reply::success(()));
     }
-    let in_order = !broken.is(Sabotage::RedoOrder);
+    let in_order = !broken.is(Sabotage::ReplayOrder);
     let stamp = if in_order { stamp } else { session.export.ranges.stamps.next() };
     let export = &session.export;
     let bytes = data.len() as u64;
     let change = (stamp, change, data);
-    export.redone.redo(cx, session.id, &export.ranges, file, change).await?;
+    export.replayed.redo(cx, session.id, &export.ranges, file, change).await?;
     session.changed(stamp);
     session.export.recovery.tally.redone(bytes);
     Ok(Reply::success(()))
@@ -170,11 +170,13 @@ async fn lock_file(
         return Ok(Reply::success(()));
     }
     if takes && !reclaim {
-        // Somebody may come back for a lock that the server's last life gave out.
+        // A client may still reclaim a lock from the last server epoch.
         session.export.grace.wait(cx).await?;
     } else if reclaim && !session.export.grace.allows(session.id) {
         let error = Error::new(Errno::ENOLCK);
-        return Err(error.because("too late to claim a lock again: others may have had it"));
+        return Err(
+            error.because("too late to reclaim a lock: another client may have held it since")
+        );
     }
     if reclaim && server.options.broken().is(Sabotage::Reclaim) {
         return Ok(Reply::success(()));
@@ -192,8 +194,8 @@ async fn lock_file(
     Ok(Reply::success(result?))
 }
 
-/// That nobody has a lock is known only when nobody can come back any more for one that the server's
-/// last life gave out.
+/// A lock is known to be free only when no client can reclaim locks of the last server epoch any
+/// more.
 pub(super) async fn test_lock(
     session: &ServerSession,
     cx: &Context,

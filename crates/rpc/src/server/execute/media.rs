@@ -36,7 +36,7 @@ pub(super) async fn recover(
     }
     // It waits with the others, but what it says is on media nobody has sealed, and it could say so
     // to have others' changes left out.
-    declare_floors(server, session, (0, &[]), step == 1).await
+    declare_durable_stamps(server, session, (0, &[]), step == 1).await
 }
 
 /// What a client knows. Errors: `ESTALE`, it is meant for an earlier server; `EPROTO`.
@@ -50,7 +50,7 @@ pub(super) async fn declare(
     let durable_stamps =
         get_durable_stamps(known.durable_stamps).map_err(|_| Error::new(Errno::EPROTO))?;
     let (durable_stamp, durable_stamps) = sealed(session, known.durable_stamp, durable_stamps);
-    declare_floors(server, session, (durable_stamp, &durable_stamps), known.last).await
+    declare_durable_stamps(server, session, (durable_stamp, &durable_stamps), known.last).await
 }
 
 fn check_instance(session: &ServerSession, instance: u64) -> Result<()> {
@@ -72,8 +72,8 @@ pub(super) async fn sync_all(
     }
     let stamp = synced?;
     let ticket = export.tickets.on_media(None, stamp);
-    session.told_stable(stamp); // by the answer
-    server.tell_stable(export, stamp, ticket);
+    session.note_durable_reported(stamp); // by the answer
+    server.notify_durable(export, stamp, ticket);
     let mut reply = Reply::success(()).with_ticket(Some(ticket));
     if session.stamps() {
         reply.stamp(Stamp { number: stamp, at: Stamp::NOWHERE });
@@ -107,15 +107,15 @@ fn sealed(
 }
 
 /// What a client knows after a loss of power; with the last of it, it waits for the others.
-async fn declare_floors(
+async fn declare_durable_stamps(
     server: &Inner,
     session: &ServerSession,
     (durable_stamp, durable_stamps): (u64, &[FileDurableStamp]),
     last: bool,
 ) -> Result<Reply> {
     session.export.recovery.admit(session.id)?;
-    if !server.options.broken().is(Sabotage::RedoFloor) {
-        session.export.redone.declare(session.id, durable_stamp, durable_stamps)?;
+    if !server.options.broken().is(Sabotage::ReplayDurableStamps) {
+        session.export.replayed.declare(session.id, durable_stamp, durable_stamps)?;
     }
     if last {
         session.export.recovery.declare(session.id).await?;

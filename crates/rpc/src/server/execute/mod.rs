@@ -186,8 +186,8 @@ async fn run(
     })
 }
 
-/// An open file: the one that the change has its turn for, or else what has the number now. Errors:
-/// `EBADF`.
+/// An open file: the one that the change has its range grant for, or else the one with the number
+/// now. Errors: `EBADF`.
 fn opened(session: &ServerSession, files: &Files, handle: u64) -> Result<Arc<dyn OpenFile>> {
     let file = files.get(handle).cloned().or_else(|| session.file(handle));
     file.ok_or_else(|| Error::new(Errno::EBADF))

@@ -45,7 +45,7 @@ async fn open(
     if session.file(handle).is_some_and(|file| file.id() == id) {
         return true; // since the call came first, from which on its client counts
     }
-    // Who is refused here is told when it opens it.
+    // A caller that is refused here gets the error at its open.
     let Ok(place) = session.place_for_file(false) else { return false };
     if session.export.admission.is_some()
         && Box::pin(call_admission::ask_for_open(session, cx, id, how)).await.is_err()
@@ -53,11 +53,11 @@ async fn open(
         return false; // as above
     }
     // What waits for it begins to wait before the rights are looked at.
-    if !server.ahead.opens(id, session.id) {
+    if !server.open_ahead.opens(id, session.id) {
         return false;
     }
     match session.export.fs.open(cx, id, how).await {
         Ok(file) => keep(session, cx, handle, (file, how, place)).await.is_ok(),
-        Err(_) => false, // whoever opens it is told
+        Err(_) => false, // the open returns the error
     }
 }

@@ -16,15 +16,15 @@ use crate::server::session::ServerSession;
 use crate::server::tickets;
 use crate::wire::{Call, Ticket};
 
-/// Opens again what was open in an earlier life of the server; the ticket says what for.
+/// Reopens a file that was open in an earlier server epoch; the ticket says with what access.
 pub(super) async fn reopen(
     session: &ServerSession,
     cx: &Context,
     (id, how, handle): (FileId, OpenHow, u64),
     ticket: Ticket,
 ) -> Result<Reply> {
-    // It was opened to be executed by who could; the ticket says so. And rights were checked at
-    // the first opening: the file's mode may forbid by now what was allowed then.
+    // The file was opened for execution by a caller with that right; the ticket says so. And rights
+    // were checked at the first opening: the file's mode may forbid by now what was allowed then.
     let how = tickets::again(OpenHow { flags: how.flags & !OpenHow::EXECUTE, ..how });
     if !session.export.tickets.may_open(ticket, session.node, id, how) {
         let error = Error::new(Errno::EACCES);
@@ -60,8 +60,8 @@ pub(super) async fn tmpfile(
     keep_new(session, cx, made, (how.open, handle, place)).await
 }
 
-/// Whether what a call opens has the name that it says. Asked before anything is noted of the call:
-/// what a life of the server before this one had begun to cut had its name then.
+/// Whether what a call opens has the name that it says. Checked before the call is noted: a
+/// truncation that an earlier server epoch began passed the check then.
 pub(in crate::server) async fn check_name(
     session: &ServerSession,
     cx: &Context,
@@ -75,22 +75,23 @@ pub(in crate::server) async fn check_name(
     must_be_named(&*session.export.fs, &cx.uncounted(), place, id).await
 }
 
-/// A place for an open file. Who is refused one is told of, since others would have none.
-fn place_for(session: &ServerSession, claims: bool) -> Result<Reservation> {
-    let place = session.place_for_file(claims);
+/// A place for an open file. Refusals are counted and logged at intervals: other clients would get
+/// no place either.
+fn place_for(session: &ServerSession, reclaims: bool) -> Result<Reservation> {
+    let place = session.place_for_file(reclaims);
     place.inspect_err(|error| session.export.refused_files.of(session, error))
 }
 
-/// Opens a file, unless the session has it already; `claims`: it had it before. Whoever says so has to
-/// show it.
+/// Opens a file, unless the session has it already; `reclaims`: it had it before. The client has to
+/// prove it.
 pub(super) async fn open(
     session: &ServerSession,
     cx: &Context,
     (id, how, handle): (FileId, OpenHow, u64),
-    claims: bool,
+    reclaims: bool,
 ) -> Result<Reply> {
     if !session.has_file(handle) {
-        let place = place_for(session, claims)?;
+        let place = place_for(session, reclaims)?;
         let file = session.export.fs.open(cx, id, how).await?;
         keep(session, cx, handle, (file, how, place)).await?;
     }
@@ -181,14 +182,13 @@ pub(super) async fn keep(
     }
 }
 
-/// For whoever cut or lengthened a file, which takes the right to write it: the change is to
-/// be made again after a loss of power.
+/// The ticket for a truncation or extension, which needs the right to write the file. With it the
+/// client can replay the change after a loss of power.
 pub(super) fn cut_ticket(session: &ServerSession, id: FileId, set: SetAttr) -> Option<Ticket> {
     set.size.map(|_| session.export.tickets.opened(session.node, id, Ticket::WRITE))
 }
 
-/// What a client that caches wants to know besides, so that it need not ask. An error is
-/// told when it does.
+/// Attributes for a client that caches, which saves it a call. An error is left to that call.
 async fn at_open(
     session: &ServerSession,
     cx: &Context,

@@ -9,8 +9,8 @@ use crate::server::session::ServerSession;
 use crate::server::tickets;
 use crate::wire::Opening;
 
-/// An opening that an earlier life of the server carried out is answered again, and this
-/// one has not the file: it is opened, else it could go before its client uses it.
+/// Opens the file of a repeated answer: an earlier server epoch carried out the open, and this one
+/// does not have the file. Otherwise the file could be removed before its client uses it.
 pub(in crate::server) async fn open_replayed(
     session: &ServerSession,
     cx: &Context,

@@ -97,8 +97,8 @@ impl Journal for FileJournal {
     }
 
     fn remove(&self, session: u64) {
-        // At worst it expires once more. Synced, since after a loss of power everybody would
-        // wait for somebody who has said goodbye.
+        // At worst it expires once more. Synced, since after a loss of power all clients would wait
+        // for one that has ended its session.
         let _ = fs::remove_file(self.path(session));
         let _ = File::open(&self.dir).and_then(|dir| dir.sync_all());
     }
@@ -198,10 +198,10 @@ fn load_one(path: &Path) -> Result<(SessionRecord, FileLog), Unusable> {
     Ok((record, FileLog { map, slots, used: Mutex::new(Some(used)) }))
 }
 
-/// Slots in which there is something, found by reading the file, as above, too: what is looked at in
-/// mapped memory counts as ours, and most slots of most sessions, of which there may be thousands,
-/// are never used. (That they were never written cannot be told: ext4 makes zeros of what was only
-/// set aside when something beside it is written, `extent_max_zeroout_kb` in ext4(5).)
+/// Slots in which there is something, found by reading the file, as above, too: what is looked at
+/// in mapped memory counts as ours, and most slots of most sessions, of which there may be
+/// thousands, are never used. (An unwritten slot cannot be recognized: ext4 writes zeros over what
+/// was only set aside when something beside it is written, `extent_max_zeroout_kb` in ext4(5).)
 fn used_slots(file: &File, slots: u32) -> io::Result<Vec<u32>> {
     let (mut used, mut bytes) = (Vec::new(), [0; SLOTS_READ * SLOT_BYTES]);
     for first in (0..slots).step_by(SLOTS_READ) {
@@ -278,7 +278,7 @@ fn get_record(bytes: &[u8]) -> Option<SessionRecord> {
     })
 }
 
-/// A file's memory, shared with whoever maps it after us.
+/// A file's memory, shared with later processes that map it.
 struct Map {
     start: NonNull<u8>,
     len: usize,
@@ -433,7 +433,7 @@ impl SlotLog for FileLog {
 
     fn records(&self) -> Vec<(u32, SlotRecord)> {
         let slot = |slot| Some((slot, self.record(self.slot(slot)?)?));
-        // Whoever asks again has used others.
+        // A client that repeats its call has used other slots.
         match self.used.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(used) => used.into_iter().filter_map(slot).collect(),
             None => (0..self.slots).filter_map(slot).collect(),

@@ -88,7 +88,7 @@ pub trait Journal: Send + Sync + 'static {
     /// Forgets a session.
     fn remove(&self, session: u64);
 
-    /// The sessions of the server's last life.
+    /// The sessions of the last server epoch.
     fn load(&self) -> Vec<(SessionRecord, Arc<dyn SlotLog>)>;
 
     /// What was kept as `what`; none if nothing was.

@@ -1,4 +1,4 @@
-//! Small files beside the journal: what a server keeps for its next life.
+//! Small files beside the journal: what a server keeps for its next epoch.
 //!
 //! Each begins with a line that names it and the version of its layout. It is replaced in one
 //! step and synced, so that a crash leaves the old one or the new one.

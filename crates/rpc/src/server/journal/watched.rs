@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{Journal, MemoryJournal, PersistentRecord, SessionRecord, SlotLog, SlotRecord};
 
-/// Is told of what happens to a journal, before it does.
+/// Observes each operation of a journal before it happens.
 pub(crate) trait Watch: Send + Sync + 'static {
     /// Something is to be kept.
     fn keeps(&self) {}

@@ -1,4 +1,4 @@
-//! What of a file somebody has: given back in the end.
+//! A grant of ranges of a file, released when dropped.
 
 use std::sync::Arc;
 

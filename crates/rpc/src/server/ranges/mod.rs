@@ -1,12 +1,12 @@
 //! The ranges of files that calls use: one table, which every call of every session goes through.
 //!
-//! The grant of a change does three things. From the look at what is there to the note of the answer,
-//! no other change of the same is under way: else nobody could tell, after a death in between, whether
-//! the change was made, and making it again could undo what somebody else did since. While the change
-//! writes, nobody else reads or writes the same bytes: ext4, tmpfs and others copy page by page, so that
-//! a read beside a write would see some old and some new pages. And the grant has the stamp of the
-//! change: of two changes of the same bytes the later one has the greater stamp. The grant of a read is
-//! shared with other reads.
+//! The grant of a change does three things. From the look at what is there to the note of the
+//! answer, no other change of the same range is under way. Otherwise a crash in between would leave
+//! open whether the change was made, and repeating it could undo a later change. While the change
+//! writes, nobody else reads or writes the same bytes: ext4, tmpfs and others copy page by page, so
+//! that a read beside a write would see some old and some new pages. And the grant has the stamp of
+//! the change: of two changes of the same bytes the later one has the greater stamp. The grant of a
+//! read is shared with other reads.
 //!
 //! A file has two queues, because a change is under way for longer than it writes. A read waits for
 //! the change that writes its bytes now, and not for all those that wait to be under way. Both queues

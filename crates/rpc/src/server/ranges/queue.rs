@@ -1,8 +1,9 @@
 //! A queue for ranges of a file: who came first goes first, and who wants something else, or may
 //! share what is used, goes on beside them.
 //!
-//! Thousands may wait for one file, the directory that everybody makes files in. An end wakes
-//! those that it lets go on, nearly always one, and costs the same whoever else waits.
+//! Thousands may wait for one file, the directory that everybody makes files in. A release wakes
+//! the requests that can be granted, nearly always one. Its cost does not depend on the other
+//! requests.
 
 use std::collections::VecDeque;
 use std::task::Waker;
@@ -24,18 +25,18 @@ pub(super) enum RangeAccess {
 
 /// What somebody wants of a file.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Want {
+pub(super) struct RangeRequest {
     pub(super) span: Span,
     pub(super) access: RangeAccess,
 }
 
-impl Want {
-    pub(super) fn exclusive(span: Span) -> Want {
-        Want { span, access: RangeAccess::Exclusive }
+impl RangeRequest {
+    pub(super) fn exclusive(span: Span) -> RangeRequest {
+        RangeRequest { span, access: RangeAccess::Exclusive }
     }
 
-    pub(super) fn shared(span: Span) -> Want {
-        Want { span, access: RangeAccess::Shared }
+    pub(super) fn shared(span: Span) -> RangeRequest {
+        RangeRequest { span, access: RangeAccess::Shared }
     }
 
     fn is_exclusive(self) -> bool {
@@ -43,7 +44,7 @@ impl Want {
     }
 
     /// Whether both cannot have what they want at once.
-    fn excludes(self, other: Want) -> bool {
+    fn excludes(self, other: RangeRequest) -> bool {
         (self.is_exclusive() || other.is_exclusive()) && self.span.meets(other.span)
     }
 }
@@ -57,7 +58,7 @@ pub(super) struct RangeQueue<T> {
 
 struct Entry<T> {
     arrival: Arrival,
-    want: Want,
+    want: RangeRequest,
     stage: Stage<T>,
 }
 
@@ -109,7 +110,7 @@ impl<T> RangeQueue<T> {
     pub(super) fn enter(
         &mut self,
         arrival: Arrival,
-        want: Want,
+        want: RangeRequest,
         known: impl FnOnce() -> T,
     ) -> bool {
         let barred = self.is_barred(self.entries.len(), want);
@@ -121,8 +122,8 @@ impl<T> RangeQueue<T> {
         !barred
     }
 
-    /// Has a range whoever else has some of it; to be called when nobody can.
-    pub(super) fn have(&mut self, arrival: Arrival, want: Want, known: T) {
+    /// Takes a range without a check for conflicts; the caller has made sure that there are none.
+    pub(super) fn have(&mut self, arrival: Arrival, want: RangeRequest, known: T) {
         self.push(Entry { arrival, want, stage: Stage::Has(known) });
     }
 
@@ -137,7 +138,7 @@ impl<T> RangeQueue<T> {
     }
 
     /// Whether somebody among the first `before` excludes this.
-    fn is_barred(&self, before: usize, want: Want) -> bool {
+    fn is_barred(&self, before: usize, want: RangeRequest) -> bool {
         if !want.is_exclusive() && self.exclusive == 0 {
             return false; // nearly always
         }
@@ -171,8 +172,8 @@ impl<T> RangeQueue<T> {
         }
     }
 
-    /// Those from `first` on that waited for whoever wanted `gone`, and wait for nobody else.
-    fn wake_behind(&self, first: usize, gone: Want, wakers: &mut Vec<Waker>) {
+    /// The requests from `first` on that waited for `gone` alone.
+    fn wake_behind(&self, first: usize, gone: RangeRequest, wakers: &mut Vec<Waker>) {
         let exclusive = |entry: &&Entry<T>| entry.want.is_exclusive();
         let mut exclusive_before = self.entries.iter().take(first).filter(exclusive).count();
         for (at, entry) in self.entries.iter().enumerate().skip(first) {
@@ -219,7 +220,7 @@ mod tests {
         count
     }
 
-    fn enter(queue: &mut RangeQueue<()>, arrival: u64, want: Want) -> bool {
+    fn enter(queue: &mut RangeQueue<()>, arrival: u64, want: RangeRequest) -> bool {
         queue.enter(Arrival(arrival), want, || ())
     }
 
@@ -227,7 +228,7 @@ mod tests {
     #[test]
     fn only_overlapping_writes_exclude() {
         let mut queue = RangeQueue::default();
-        let (shared, exclusive) = (Want::shared, Want::exclusive);
+        let (shared, exclusive) = (RangeRequest::shared, RangeRequest::exclusive);
         assert!(enter(&mut queue, 0, shared(Span::bytes(0, 100))));
         assert!(enter(&mut queue, 1, shared(Span::bytes(50, 100))));
         assert!(!enter(&mut queue, 2, exclusive(Span::bytes(99, 1))));
@@ -244,15 +245,15 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_later_does_not_pass_who_waits() {
+    fn a_later_request_does_not_overtake_a_waiting_one() {
         let mut queue = RangeQueue::default();
-        let read = Want::shared(Span::bytes(0, 10));
+        let read = RangeRequest::shared(Span::bytes(0, 10));
         assert!(enter(&mut queue, 0, read));
-        assert!(!enter(&mut queue, 1, Want::exclusive(Span::bytes(0, 10))));
+        assert!(!enter(&mut queue, 1, RangeRequest::exclusive(Span::bytes(0, 10))));
         assert!(!enter(&mut queue, 2, read), "a writer waits before it");
         assert!(queue.any_excludes(Span::bytes(9, 5)) && !queue.any_excludes(Span::bytes(10, 5)));
         assert_eq!(remove(&mut queue, 0), 1);
-        // Whoever waits no more is in nobody's way.
+        // A request that was given up blocks no other.
         assert_eq!(remove(&mut queue, 1), 1);
         assert!(queue.poll(Arrival(2), Waker::noop(), || ()));
     }
@@ -261,11 +262,11 @@ mod tests {
     /// in one directory cost as much as a thousand.
     // proves: P129
     #[test]
-    fn an_end_wakes_whose_turn_it_is_and_nobody_else() {
+    fn a_release_wakes_the_next_request_and_no_other() {
         const WAITING: u64 = 200;
         let (mut queue, (woken, waker)) = (RangeQueue::default(), woken());
         for arrival in 0..WAITING {
-            let has = enter(&mut queue, arrival, Want::exclusive(Span::ALL));
+            let has = enter(&mut queue, arrival, RangeRequest::exclusive(Span::ALL));
             assert_eq!(has, arrival == 0);
             assert!(has || !queue.poll(Arrival(arrival), &waker, || ()));
         }
@@ -279,12 +280,12 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_write_wakes_all_who_read_what_it_wrote() {
+    fn the_end_of_a_write_wakes_all_readers_of_its_range() {
         const READING: u64 = 200;
         let (mut queue, (woken, waker)) = (RangeQueue::default(), woken());
-        assert!(enter(&mut queue, 0, Want::exclusive(Span::ALL)));
+        assert!(enter(&mut queue, 0, RangeRequest::exclusive(Span::ALL)));
         for arrival in 1..=READING {
-            assert!(!enter(&mut queue, arrival, Want::shared(Span::bytes(arrival, 10))));
+            assert!(!enter(&mut queue, arrival, RangeRequest::shared(Span::bytes(arrival, 10))));
             assert!(!queue.poll(Arrival(arrival), &waker, || ()));
         }
         remove(&mut queue, 0);
@@ -294,7 +295,7 @@ mod tests {
     /// Against the plainest model: of all that wait, those that nobody before them excludes.
     // proves: P129
     #[test]
-    fn any_sequence_wakes_all_who_can_go_on_and_nobody_else() {
+    fn any_sequence_wakes_exactly_the_requests_that_can_be_granted() {
         let mut random = 12345u64;
         let mut pick = move |below: u64| {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -303,11 +304,12 @@ mod tests {
         for round in 0..400 {
             let mut queue = RangeQueue::default();
             // Arrival, what is wanted, waker's counter, whether it has it.
-            let mut model: Vec<(u64, Want, Arc<Woken>, bool)> = Vec::new();
+            let mut model: Vec<(u64, RangeRequest, Arc<Woken>, bool)> = Vec::new();
             for arrival in 0..40 {
                 let span = Span::bytes(pick(12), 1 + pick(12));
                 let shares = round % 2 == 0 && pick(2) == 0;
-                let want = if shares { Want::shared(span) } else { Want::exclusive(span) };
+                let want =
+                    if shares { RangeRequest::shared(span) } else { RangeRequest::exclusive(span) };
                 let (woken, waker) = woken();
                 let has = enter(&mut queue, arrival, want);
                 assert_eq!(has, has || queue.poll(Arrival(arrival), &waker, || ()));

@@ -1,9 +1,9 @@
 //! The stamps of changes: numbers that grow.
 //!
 //! A change of data takes its stamp with the grant of its bytes, and has them to itself until it is
-//! answered. Other changes, such as those of names, take theirs when they have been made. So whoever
-//! syncs the file system when every change of data up to some stamp is over has synced everything up
-//! to that stamp.
+//! answered. Other changes, such as those of names, take theirs when they have been made. So a sync
+//! of the file system, begun when every change of data up to some stamp is over, covers everything
+//! up to that stamp.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

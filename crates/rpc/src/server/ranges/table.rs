@@ -8,7 +8,7 @@ use dray_core::{FileId, IdMap};
 use dray_rt::random_u64;
 
 use super::grant::{RangeGrant, ReadGrant};
-use super::queue::{Arrival, RangeQueue, Want};
+use super::queue::{Arrival, RangeQueue, RangeRequest};
 use super::{Span, Stamps};
 
 /// Independent parts of the table, so that threads seldom meet.
@@ -43,11 +43,11 @@ struct FileRanges {
     changes: RangeQueue<Began>,
     /// Bytes that are being read, which is shared, or written, with the stamp of the change.
     data: RangeQueue<Option<u64>>,
-    /// Who waits until no write is under way with this stamp or an earlier one.
+    /// Wakers of tasks that wait until no write with this stamp or an earlier one is under way.
     settling: Vec<(u64, Waker)>,
 }
 
-/// Who began a change that is under way.
+/// The server process that began a change that is under way.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Began {
     Here,
@@ -83,7 +83,7 @@ impl Shard {
         self.files.entry(file).or_insert_with(|| spare.pop().unwrap_or_default())
     }
 
-    /// Forgets a file whose ranges nobody uses.
+    /// Forgets a file without granted or requested ranges.
     fn forget_unused(&mut self, file: FileId) {
         if !self.files.get(&file).is_some_and(FileRanges::is_unused) {
             return;
@@ -132,7 +132,7 @@ impl RangeTable {
             shard.version += 1;
             let arrival = shard.arrival();
             let changes = &mut shard.file(file).changes;
-            (arrival, changes.enter(arrival, Want::exclusive(span), || Began::Here))
+            (arrival, changes.enter(arrival, RangeRequest::exclusive(span), || Began::Here))
         };
         let grant = RangeGrant::of_change(self, file, arrival);
         if !has {
@@ -165,7 +165,7 @@ impl RangeTable {
         let mut shard = self.shard(file);
         shard.version += 1;
         let arrival = shard.arrival();
-        shard.file(file).changes.have(arrival, Want::exclusive(span), Began::Before);
+        shard.file(file).changes.have(arrival, RangeRequest::exclusive(span), Began::Before);
         RangeGrant::of_cut(self, file, arrival)
     }
 
@@ -183,13 +183,13 @@ impl RangeTable {
         grant
     }
 
-    /// Waits until nobody writes these bytes; others may read them. Whoever reads looks first
+    /// Waits until no write of these bytes is under way; reads may be. A reader checks first
     /// whether they are [whole](RangeTable::whole).
     pub(crate) async fn read(&self, file: FileId, span: Span) -> ReadGrant<'_> {
         let (arrival, has) = {
             let mut shard = self.shard(file);
             let arrival = shard.arrival();
-            (arrival, shard.file(file).data.enter(arrival, Want::shared(span), || None))
+            (arrival, shard.file(file).data.enter(arrival, RangeRequest::shared(span), || None))
         };
         let grant = ReadGrant { table: self, file, arrival };
         if !has {
@@ -202,7 +202,7 @@ impl RangeTable {
     pub(super) fn enter_write(&self, file: FileId, span: Span) -> (Arrival, Option<u64>) {
         let mut shard = self.shard(file);
         let (arrival, mut stamp) = (shard.arrival(), None);
-        shard.file(file).data.enter(arrival, Want::exclusive(span), || {
+        shard.file(file).data.enter(arrival, RangeRequest::exclusive(span), || {
             stamp = Some(self.stamps.next());
             stamp
         });

@@ -1,5 +1,5 @@
-//! What one life of a server takes over from the one before it beside sessions: the keys of
-//! its tickets, who was evicted, and where counting stamps goes on.
+//! The state that a server epoch takes over from the one before it, beside sessions: the keys of
+//! tickets, the evicted sessions, and the bound of the stamps.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,10 +21,10 @@ pub(crate) struct ServerEpoch {
     journal: Arc<dyn Journal>,
     pub(crate) ticket_keys: TicketKeys,
     evicted: Mutex<Evicted>,
-    /// How many evictions there were when they were noted last. Whoever notes them keeps it: that
-    /// waits for media, and those that come back must not.
+    /// How many evictions there were when they were noted last. The lock is held while they are
+    /// noted: that waits for media, and returning clients must not.
     noted: Mutex<u64>,
-    /// As the life before this one left it.
+    /// The bound that the epoch before this one left.
     stamps_before: u64,
     stamps_bound: Mutex<u64>,
 }
@@ -32,7 +32,7 @@ pub(crate) struct ServerEpoch {
 /// Sessions whose clients are not to begin anew as if nothing had happened.
 struct Evicted {
     last: VecDeque<u64>,
-    /// Evictions in this life.
+    /// Evictions in this epoch.
     count: u64,
 }
 
@@ -54,13 +54,13 @@ impl ServerEpoch {
         ServerEpoch { ticket_keys, journal, evicted, noted, stamps_before, stamps_bound }
     }
 
-    /// A stamp above which no earlier life has given any.
+    /// A stamp above all stamps of earlier epochs.
     pub(crate) fn stamps_before(&self) -> u64 {
         self.stamps_before
     }
 
-    /// Sees to it that the next life begins above `newest`, the greatest stamp given, and
-    /// above those that will be given until this is called again.
+    /// Makes the next epoch begin above `newest`, the greatest stamp given, and above those that
+    /// will be given until this is called again.
     pub(crate) fn stamps_given(&self, newest: u64) {
         let mut bound = lock(&self.stamps_bound);
         if newest.saturating_add(STAMPS_AHEAD / 2) < *bound {
@@ -157,14 +157,14 @@ mod tests {
     #[test]
     fn evictions_of_many_are_noted_together() {
         let journal = Arc::new(WatchedJournal::<Count>::default());
-        let life = ServerEpoch::begin(journal.clone());
+        let epoch = ServerEpoch::begin(journal.clone());
         let kept = || journal.1.0.swap(0, Ordering::SeqCst);
         kept();
-        (0..1000).for_each(|session| life.evict(session));
-        (0..1000).for_each(|_| life.note_evicted());
+        (0..1000).for_each(|session| epoch.evict(session));
+        (0..1000).for_each(|_| epoch.note_evicted());
         assert_eq!(kept(), 1);
-        life.evict(1000);
-        life.note_evicted();
+        epoch.evict(1000);
+        epoch.note_evicted();
         assert_eq!(kept(), 1);
         assert!(ServerEpoch::begin(journal.clone()).is_evicted(1000));
     }
@@ -175,18 +175,18 @@ mod tests {
     fn exports_that_begin_together_have_the_bound_noted_once() {
         let journal = Arc::new(WatchedJournal::<Count>::default());
         ServerEpoch::begin(journal.clone()).stamps_given(1000);
-        let life = ServerEpoch::begin(journal.clone());
+        let epoch = ServerEpoch::begin(journal.clone());
         journal.1.0.store(0, Ordering::SeqCst);
-        let before = life.stamps_before();
+        let before = epoch.stamps_before();
         for _ in 0..1000 {
-            life.stamps_given(life.stamps_before() + 1);
+            epoch.stamps_given(epoch.stamps_before() + 1);
         }
-        assert_eq!((journal.1.0.load(Ordering::SeqCst), life.stamps_before()), (1, before));
+        assert_eq!((journal.1.0.load(Ordering::SeqCst), epoch.stamps_before()), (1, before));
         assert!(ServerEpoch::begin(journal).stamps_before() > before);
     }
 
     #[test]
-    fn the_next_life_goes_on_where_this_one_ended() {
+    fn the_next_server_epoch_continues_where_this_one_ended() {
         let journal = Arc::new(MemoryJournal::default());
         let first = ServerEpoch::begin(journal.clone());
         first.stamps_given(1000);
@@ -196,9 +196,9 @@ mod tests {
         let next = ServerEpoch::begin(journal.clone());
         assert_eq!(next.ticket_keys, first.ticket_keys);
         assert!(next.stamps_before() >= 1001 + STAMPS_AHEAD / 2);
-        for life in [&first, &next] {
-            assert!(!life.is_evicted(2) && life.is_evicted(3));
-            assert!(life.is_evicted(EVICTED_MAX as u64 + 2));
+        for epoch in [&first, &next] {
+            assert!(!epoch.is_evicted(2) && epoch.is_evicted(3));
+            assert!(epoch.is_evicted(EVICTED_MAX as u64 + 2));
         }
         let many = next.stamps_before() - 5;
         next.stamps_given(many);

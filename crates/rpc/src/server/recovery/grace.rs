@@ -1,5 +1,5 @@
-//! The time after a start in which clients claim their locks again and nobody gets a
-//! lock that somebody else may come back for.
+//! The grace period after a start, in which clients reclaim their locks. No client gets a lock that
+//! another one may still reclaim.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use dray_core::{Context, Result};
 use dray_rt::Instant;
 
-/// Who is waited for.
+/// The sessions that the grace period waits for.
 #[derive(Default)]
 pub(crate) struct Grace {
     state: Mutex<State>,
@@ -17,9 +17,9 @@ pub(crate) struct Grace {
 
 #[derive(Default)]
 struct State {
-    /// Sessions that held locks and have not claimed them again.
+    /// Sessions that held locks and have not reclaimed them.
     awaited: BTreeSet<u64>,
-    /// Everybody may claim: the server cannot know who held locks.
+    /// Every client may reclaim: the server does not know which clients held locks.
     anybody: bool,
     until: Option<Instant>,
     waiting: Vec<Waker>,
@@ -30,14 +30,14 @@ impl Grace {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins. With `anybody`, also clients that the server does not know may claim, and
-    /// the time is not cut short.
+    /// Begins. With `anybody`, clients that the server does not know may reclaim locks, too, and
+    /// the grace period lasts its full time.
     pub(crate) fn begin(&self, awaited: BTreeSet<u64>, anybody: bool, lasts: Duration) {
         if awaited.is_empty() && !anybody {
             return;
         }
         log::info!(
-            "waiting up to {} s for {} clients to claim their locks again",
+            "waiting up to {} s for {} clients to reclaim their locks",
             lasts.as_secs(),
             if anybody { "all".to_owned() } else { awaited.len().to_string() }
         );
@@ -47,15 +47,15 @@ impl Grace {
         state.until = Some(dray_rt::now() + lasts);
     }
 
-    /// Whether `session` may claim locks again.
+    /// Whether `session` may reclaim locks.
     pub(crate) fn allows(&self, session: u64) -> bool {
         let state = self.lock();
         let running = state.until.is_some_and(|until| dray_rt::now() < until);
         running && (state.anybody || state.awaited.contains(&session))
     }
 
-    /// `session` has claimed what it wanted, or is gone.
-    pub(crate) fn reclaimed(&self, session: u64) {
+    /// `session` has finished its reclaim, or has ended.
+    pub(crate) fn finish(&self, session: u64) {
         let mut state = self.lock();
         state.awaited.remove(&session);
         if state.awaited.is_empty() && !state.anybody {
@@ -89,27 +89,27 @@ mod tests {
 
     /// Later somebody else may have had the lock, and given it back.
     #[test]
-    fn locks_are_claimed_again_by_who_is_awaited_and_in_time_only() {
+    fn only_expected_sessions_reclaim_locks_and_only_in_time() {
         let kind = dray_rt::DriverKind::Simulated { seed: 1 };
         dray_rt::Executor::new(kind).unwrap().block_on(async {
             let (grace, lasts) = (Grace::default(), Duration::from_secs(60));
             assert!(!grace.allows(1), "there was no restart");
             grace.begin(BTreeSet::from([1, 2]), false, lasts);
             assert!(grace.allows(1) && grace.allows(2) && !grace.allows(3));
-            grace.reclaimed(1);
+            grace.finish(1);
             assert!(!grace.allows(1) && grace.allows(2));
             dray_rt::sleep(lasts).await;
             assert!(!grace.allows(2));
             grace.begin(BTreeSet::new(), true, lasts);
-            assert!(grace.allows(3), "nobody knows who held locks");
+            assert!(grace.allows(3), "the holders of locks are unknown");
             dray_rt::sleep(lasts).await;
             assert!(!grace.allows(3));
         });
     }
 
-    /// Else each restart would hold locks up for as long as a lease, whoever has come back.
+    /// Otherwise each restart would delay locks by a lease, even if all clients have returned.
     #[test]
-    fn locks_are_given_out_as_soon_as_the_last_has_claimed() {
+    fn the_grace_period_ends_with_the_last_reclaim() {
         let kind = dray_rt::DriverKind::Simulated { seed: 1 };
         dray_rt::Executor::new(kind).unwrap().block_on(async {
             let grace = std::sync::Arc::new(Grace::default());
@@ -121,7 +121,7 @@ mod tests {
             });
             for session in [1, 2] {
                 dray_rt::sleep(Duration::from_secs(1)).await;
-                grace.reclaimed(session);
+                grace.finish(session);
             }
             assert_eq!(waiting.await.unwrap().as_secs(), 2);
         });

@@ -1,5 +1,4 @@
-//! Bringing everything to media, for whoever asks: one sync at a time serves all who asked
-//! before it began.
+//! Group sync: one sync of everything at a time serves all callers that asked before it began.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,8 +13,8 @@ use crate::server::ranges::RangeTable;
 pub(crate) struct GroupSync {
     /// Everything up to this stamp is on media.
     durable_stamp: AtomicU64,
-    /// Up to this stamp all clients have been told so.
-    told: AtomicU64,
+    /// The stamp up to which clients have been notified of it.
+    reported: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -34,17 +33,18 @@ struct State {
 }
 
 /// Syncs of everything that have failed, as the kernel counts errors of writing (errseq_t in
-/// lib/errseq.c): it tells of each once, so that the next sync succeeds although what the failed one
-/// should have brought to media is not there. Who has not heard of all must not believe the next.
+/// lib/errseq.c): the kernel reports each error once. The next sync then succeeds, although data of
+/// the failed one are not on media. A client that has not heard of every failure must not trust the
+/// next success.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Failures(u64);
 
-enum Turn {
+enum SyncRole {
     Run,
     Done(Result<u64>),
 }
 
-/// A sync under way. Should it be given up, the next in turn makes one.
+/// A sync under way. If its caller gives up, the next waiting caller makes one.
 struct Running<'a>(&'a GroupSync);
 
 impl Drop for Running<'_> {
@@ -67,10 +67,10 @@ impl GroupSync {
         self.durable_stamp.load(Ordering::SeqCst)
     }
 
-    /// Whether clients are to be told that everything up to `stamp` is on media: not by everybody
-    /// who waited for the same sync.
+    /// Whether clients are to be notified that everything up to `stamp` is on media. True for one
+    /// of the callers that waited for the same sync.
     pub(crate) fn is_news(&self, stamp: u64) -> bool {
-        self.told.fetch_max(stamp, Ordering::SeqCst) < stamp
+        self.reported.fetch_max(stamp, Ordering::SeqCst) < stamp
     }
 
     /// Those so far.
@@ -78,7 +78,7 @@ impl GroupSync {
         self.lock().failures
     }
 
-    /// Why the last one failed, unless whoever has `heard` of so many has heard of that one.
+    /// Why the last one failed, unless a client that has `heard` of so many has heard of that one.
     pub(crate) fn failed_since(&self, heard: Failures) -> Option<(Failures, Error)> {
         let state = self.lock();
         let why = state.why.clone().filter(|_| state.failures != heard)?;
@@ -94,9 +94,9 @@ impl GroupSync {
         ranges: &RangeTable,
     ) -> Result<u64> {
         let wanted = self.lock().begun + 1;
-        match self.turn(wanted).await {
-            Turn::Done(outcome) => outcome,
-            Turn::Run => {
+        match self.await_role(wanted).await {
+            SyncRole::Done(outcome) => outcome,
+            SyncRole::Run => {
                 let running = Running(self);
                 let upto = ranges.settled().await;
                 let outcome = fs.sync_all(cx).await.map(|()| upto);
@@ -117,14 +117,15 @@ impl GroupSync {
         }
     }
 
-    /// Waits for the end of a sync that began late enough, or for the turn to make one.
-    async fn turn(&self, wanted: u64) -> Turn {
+    /// Waits for the end of a sync that began late enough, or until this caller is the one to make
+    /// it.
+    async fn await_role(&self, wanted: u64) -> SyncRole {
         std::future::poll_fn(|task| {
             let mut state = self.lock();
             if state.done >= wanted
                 && let Some(outcome) = &state.last
             {
-                return Poll::Ready(Turn::Done(outcome.clone()));
+                return Poll::Ready(SyncRole::Done(outcome.clone()));
             }
             if state.running {
                 state.waiting.push(task.waker().clone());
@@ -132,7 +133,7 @@ impl GroupSync {
             }
             state.running = true;
             state.begun += 1;
-            Poll::Ready(Turn::Run)
+            Poll::Ready(SyncRole::Run)
         })
         .await
     }
@@ -147,8 +148,8 @@ mod tests {
     use dray_backends::memory::{MemoryFs, MemoryOptions};
     use dray_core::FileId;
 
-    /// What is being written while everything is synced may be on media or not: nobody is told
-    /// that it is.
+    /// What is being written while everything is synced may be on media or not: no client is
+    /// notified that it is.
     #[test]
     fn a_sync_speaks_of_what_was_over_before_it_began() {
         let kind = dray_rt::DriverKind::Simulated { seed: 1 };

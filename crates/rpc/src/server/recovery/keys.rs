@@ -16,7 +16,7 @@ use crate::wire::{Input, Wire};
 /// A key that is older at the start of a server is replaced.
 const AGE_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// The keys of one life of a server.
+/// The keys of one server epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TicketKeys {
     pub(crate) current: [u8; 32],
@@ -26,7 +26,7 @@ pub(crate) struct TicketKeys {
 }
 
 impl TicketKeys {
-    /// For the life that begins now. What cannot be kept begins anew with the next.
+    /// For the epoch that begins now. Keys that cannot be kept are made anew in the next epoch.
     pub(crate) fn begin(journal: &dyn Journal) -> TicketKeys {
         let kept = journal.kept(PersistentRecord::TicketKey).unwrap_or_else(|error| {
             log::error!("the key of tickets cannot be read, and begins anew: {error}");

@@ -32,7 +32,7 @@ const SENDING_LEASES_MAX: u32 = 10;
 /// file system below.
 const SLOW_PART: u32 = 10;
 
-/// Who is waited for, and for what.
+/// The sessions that the recovery waits for, and the step that each has to reach.
 #[derive(Default)]
 pub(crate) struct Recovery {
     /// Spares a look at the rest.
@@ -93,7 +93,7 @@ impl State {
         self.until = Some(self.latest.map_or(next, |latest| latest.min(next)));
     }
 
-    /// Changes are taken no more, whoever sends them.
+    /// Changes to replay are refused from every client.
     fn is_at_its_end(&self) -> bool {
         self.latest.is_some_and(|latest| dray_rt::now() >= latest)
     }
@@ -120,10 +120,10 @@ impl Recovery {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins. `awaited`: sessions that may have kept changes; `anybody`: the server cannot
-    /// know all of them. Each step lasts as long as somebody is awaited, or `lasts` without
-    /// a sign of life. Whoever still sends changes after [`SENDING_LEASES_MAX`] times that is not
-    /// waited for any more, unless the file system below takes so long for each.
+    /// Begins. `awaited`: sessions that may have kept changes; `anybody`: the server cannot know
+    /// all of them. Each step lasts while a client is awaited, up to `lasts` without any message. A
+    /// client that still sends changes after [`SENDING_LEASES_MAX`] times that is not awaited any
+    /// more, unless the file system below takes so long for each.
     pub(crate) fn begin(&self, awaited: BTreeSet<u64>, anybody: bool, lasts: Duration) {
         if awaited.is_empty() && !anybody {
             return;
@@ -155,7 +155,7 @@ impl Recovery {
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// For whoever watches over the server.
+    /// For the administrator's status.
     pub(crate) fn status(&self) -> RecoveryStatus {
         self.tally.status(self.running())
     }
@@ -336,7 +336,7 @@ mod tests {
     /// Each change that was made again woke everybody, and each word of each client all the others.
     // proves: P129
     #[test]
-    fn those_that_wait_are_woken_when_there_is_news_for_them() {
+    fn clients_in_recovery_are_woken_only_by_news_for_them() {
         const WAITING: u64 = 200;
         simulated(async {
             let recovery = Arc::new(Recovery::default());
@@ -380,7 +380,7 @@ mod tests {
     /// What a file system holds up is not what a client does.
     // proves: P106
     #[test]
-    fn a_file_system_that_stands_still_takes_nobody_s_time() {
+    fn a_hanging_file_system_costs_a_client_none_of_its_time() {
         simulated(async {
             let recovery = sending().await;
             let active = recovery.enter(1).unwrap();

@@ -51,7 +51,7 @@ struct Ranges(BTreeMap<u64, (u64, u64)>);
 impl Ranges {
     /// Notes that `start..end` was changed at `stamp`. Answers the parts of it that were not
     /// changed since.
-    fn claim(&mut self, start: u64, end: u64, stamp: u64) -> Vec<(u64, u64)> {
+    fn grant(&mut self, start: u64, end: u64, stamp: u64) -> Vec<(u64, u64)> {
         let before = self.0.range(..start).next_back().filter(|(_, (end, _))| *end > start);
         let first = before.map_or(start, |(from, _)| *from);
         let there: Vec<_> = self.0.range(first..end).map(|(from, to)| (*from, *to)).collect();
@@ -218,10 +218,10 @@ impl FileState {
     fn plan(&mut self, stamp: u64, change: Change, data_bytes: u64) -> Step {
         match change {
             Change::Write { at } => {
-                Step::Write(self.ranges.claim(at, at.saturating_add(data_bytes), stamp))
+                Step::Write(self.ranges.grant(at, at.saturating_add(data_bytes), stamp))
             }
             Change::Size { size } => {
-                let won = self.ranges.claim(size, u64::MAX, stamp);
+                let won = self.ranges.grant(size, u64::MAX, stamp);
                 let decides = stamp >= self.cut;
                 self.cut = self.cut.max(stamp);
                 Step::Cut(won, decides.then(|| self.ranges.end_since(size, stamp)))
@@ -232,7 +232,7 @@ impl FileState {
                 match flags & erases {
                     0 if stamp < self.cut => Step::Skip,
                     0 => Step::Allocate(vec![(at, end)]),
-                    _ => Step::Allocate(self.ranges.claim(at, end, stamp)),
+                    _ => Step::Allocate(self.ranges.grant(at, end, stamp)),
                 }
             }
             Change::Attr(set) => Step::Attr(self.latest(stamp, set)),
@@ -342,12 +342,12 @@ mod tests {
     #[test]
     fn the_later_change_prevails_whatever_the_order_of_arrival() {
         let mut ranges = Ranges::default();
-        assert_eq!(ranges.claim(10, 20, 5), [(10, 20)]);
-        assert_eq!(ranges.claim(0, 30, 3), [(0, 10), (20, 30)]);
-        assert_eq!(ranges.claim(15, 25, 7), [(15, 25)]);
-        assert_eq!(ranges.claim(12, 28, 6), [(12, 15), (25, 28)]);
-        assert_eq!(ranges.claim(12, 28, 6), [], "what comes again has been done");
-        assert_eq!(ranges.claim(0, 40, 4), [(0, 10), (28, 40)]);
+        assert_eq!(ranges.grant(10, 20, 5), [(10, 20)]);
+        assert_eq!(ranges.grant(0, 30, 3), [(0, 10), (20, 30)]);
+        assert_eq!(ranges.grant(15, 25, 7), [(15, 25)]);
+        assert_eq!(ranges.grant(12, 28, 6), [(12, 15), (25, 28)]);
+        assert_eq!(ranges.grant(12, 28, 6), [], "what comes again has been done");
+        assert_eq!(ranges.grant(0, 40, 4), [(0, 10), (28, 40)]);
     }
 
     // proves: P102
@@ -373,42 +373,42 @@ mod tests {
     /// One session that says more than there is room for does not take it all.
     #[test]
     fn what_is_remembered_is_bounded_and_a_session_leaves_as_much_as_it_takes() {
-        let redone = ReplayedChanges::default();
+        let replayed = ReplayedChanges::default();
         let durable_stamp = |ino| FileDurableStamp {
             file: FileId { ino, generation: 0 },
             stamp: 2,
             ticket: crate::wire::Ticket([0; crate::wire::Ticket::BYTES]),
         };
-        redone.lock().remember(1, RANGES_MAX / 2 - 1);
-        redone.declare(1, 1, &[durable_stamp(1)]).unwrap();
-        let error = redone.declare(1, 1, &[durable_stamp(2)]).unwrap_err();
+        replayed.lock().remember(1, RANGES_MAX / 2 - 1);
+        replayed.declare(1, 1, &[durable_stamp(1)]).unwrap();
+        let error = replayed.declare(1, 1, &[durable_stamp(2)]).unwrap_err();
         assert_eq!(error.errno(), Errno::ENOMEM);
         let write = |at| (5, Change::Write { at }, 10);
-        assert!(redone.plan(1, FileId { ino: 3, generation: 0 }, write(0)).is_err());
-        assert!(redone.plan(2, FileId { ino: 3, generation: 0 }, write(0)).is_ok());
-        redone.lock().remember(3, RANGES_MAX / 2);
-        assert!(redone.plan(2, FileId { ino: 3, generation: 0 }, write(50)).is_err());
+        assert!(replayed.plan(1, FileId { ino: 3, generation: 0 }, write(0)).is_err());
+        assert!(replayed.plan(2, FileId { ino: 3, generation: 0 }, write(0)).is_ok());
+        replayed.lock().remember(3, RANGES_MAX / 2);
+        assert!(replayed.plan(2, FileId { ino: 3, generation: 0 }, write(50)).is_err());
     }
 
     /// Changes of attributes alone, and those that fail, were remembered without an end.
     #[test]
     fn files_and_failures_count_too() {
-        let redone = ReplayedChanges::default();
+        let replayed = ReplayedChanges::default();
         let id = |ino| FileId { ino, generation: 0 };
         let attr = (5, Change::Attr(SetAttr { mode: Some(0o600), ..SetAttr::default() }), 0);
         for ino in [1, 2, 2] {
-            redone.plan(1, id(ino), attr).unwrap();
+            replayed.plan(1, id(ino), attr).unwrap();
         }
-        assert_eq!(redone.lock().ranges, 2);
+        assert_eq!(replayed.lock().ranges, 2);
         for stamp in [5, 6, 6] {
-            redone.failed(1, id(1), stamp);
+            replayed.failed(1, id(1), stamp);
         }
-        assert_eq!(redone.lock().ranges, 4);
-        assert!(redone.plan(1, id(1), attr).is_err(), "it failed before");
+        assert_eq!(replayed.lock().ranges, 4);
+        assert!(replayed.plan(1, id(1), attr).is_err(), "it failed before");
     }
 
     #[test]
-    fn of_attributes_each_is_set_last_by_who_set_it_last() {
+    fn each_attribute_keeps_the_value_of_its_latest_change() {
         let mut file = FileState::default();
         let mode = |mode| SetAttr { mode: Some(mode), ..SetAttr::default() };
         assert_eq!(file.latest(7, mode(0o600)), mode(0o600));

@@ -1,4 +1,4 @@
-//! Counts of what losses of power cost, for whoever watches over a server.
+//! Counts of what losses of power cost, for the status of a server.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,11 +12,11 @@ pub struct RecoveryStatus {
     pub redone_changes: u64,
     /// As above.
     pub redone_bytes: u64,
-    /// Losses that clients found, and told their users of.
+    /// Losses that clients found and reported to their users.
     pub losses: u64,
     /// Their data, as far as it was counted.
     pub lost_bytes: u64,
-    /// Clients that did not come back: what they lost nobody knows.
+    /// Clients that did not come back: their losses are unknown.
     pub clients_missing: u64,
 }
 

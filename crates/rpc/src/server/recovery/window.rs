@@ -1,5 +1,5 @@
-//! The time after a start in which clients of the server's last life come back and open
-//! their files again.
+//! The recovery window after a start, in which clients of the last server epoch return and reopen
+//! their files.
 //!
 //! A file that loses its name in this time may be one of theirs. The server cannot know:
 //! so it keeps open whatever is removed, until everybody has come back or is given up.
@@ -22,7 +22,7 @@ const KEPT_MAX: usize = 4096;
 /// is back could keep all others from removing files.
 const WAIT_LEASES_MAX: u32 = 10;
 
-/// Who is to come back to an export, and what is kept for them.
+/// The sessions that are expected to return to an export, and the files held for them.
 #[derive(Default)]
 pub(crate) struct RecoveryWindow {
     anybody: AtomicBool,
@@ -63,7 +63,7 @@ impl RecoveryWindow {
         self.anybody.store(false, Ordering::SeqCst);
         let State { kept, waiting, .. } = std::mem::take(&mut *state);
         drop(state);
-        drop(kept); // nobody is left to be told how the closing went
+        drop(kept); // there is no caller for the result of the close
         waiting.into_iter().for_each(Waker::wake);
     }
 

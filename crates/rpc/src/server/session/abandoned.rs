@@ -1,6 +1,6 @@
 //! Changes that the death of a server cut short, and that their client does not ask for again.
 //!
-//! Whoever reads or changes the same waits for them. A client that has come back asks at once, or
+//! Reads and changes of the same ranges wait for them. A client that has come back asks at once, or
 //! says that it has nothing under way; one that does neither must not keep the others waiting.
 
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! What a session knows of its locks: whose end with a close, and whether a later life of the
-//! server has to wait for its client to claim them.
+//! The locks of a session: which owners end with a close, and whether a later server epoch has to
+//! wait for its client to reclaim them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,19 +42,19 @@ impl Owners {
 
 impl ServerSession {
     /// A lock is about to be had through this open file. The journal notes it, so that a
-    /// later server waits for this client. `claims`: it had it before. Errors: `ENOLCK`.
+    /// later server waits for this client. `reclaims`: it had it before. Errors: `ENOLCK`.
     pub(crate) fn note_lock(
         &self,
         (handle, file): (u64, FileId),
         lock: &Lock,
-        claims: bool,
+        reclaims: bool,
     ) -> dray_core::Result<()> {
         let mut state = self.state();
         let none = state.owners.by_handle.is_empty() && state.flocks.is_empty();
         match lock.family {
             LockFamily::Posix if state.owners.by_handle.contains_key(&(handle, lock.owner)) => {}
             LockFamily::Posix => {
-                let place = self.export.lock_owners.take(self.taker(claims));
+                let place = self.export.lock_owners.take(self.taker(reclaims));
                 let place = place.map_err(no_room_for_an_owner).inspect_err(|error| {
                     self.export.refused_locks.of(self, error);
                 })?;
@@ -75,23 +75,24 @@ impl ServerSession {
         self.settle_locks(&state);
     }
 
-    /// The client may have had locks in an earlier life of the server. The journal says so
-    /// until it has claimed them: should this life end before, the next one waits for it.
-    pub(crate) fn awaits_claims(&self) {
-        self.state().claims = true;
+    /// The client may have held locks in an earlier server epoch. The journal says so until the
+    /// client has reclaimed them. If this epoch ends before, the next one waits for the client,
+    /// too.
+    pub(crate) fn expect_reclaim(&self) {
+        self.state().reclaim_pending = true;
         self.slots.set_locks(true);
     }
 
-    /// The client has claimed all locks that it had: what the journal says is right again.
-    pub(crate) fn locks_claimed(&self) {
+    /// The client has reclaimed all its locks: the journal notes the locks of this epoch again.
+    pub(crate) fn finish_reclaim(&self) {
         let mut state = self.state();
-        state.claims = false;
+        state.reclaim_pending = false;
         self.settle_locks(&state);
     }
 
     /// With the last lock ends what the journal says of it.
     fn settle_locks(&self, state: &State) {
-        if state.claims {
+        if state.reclaim_pending {
             return;
         }
         let none = state.owners.by_handle.is_empty() && state.flocks.is_empty();

@@ -21,7 +21,7 @@ impl ServerSession {
         for handle in self.handles_within(&handles) {
             let Some(_unslotted) = self.unslotted(connection, Some(handle)).await else { return };
             if let Some(file) = self.take_file(handle) {
-                let _ = self.close_file(&cx, handle, &*file).await; // nobody is left to be told
+                let _ = self.close_file(&cx, handle, &*file).await; // there is no caller to report to
             }
         }
     }

@@ -7,13 +7,13 @@ use std::task::{Poll, Waker};
 use super::ServerSession;
 
 /// A call in no slot that changes something, while it is under way.
-pub(crate) struct Unslotted<'a> {
+pub(crate) struct UnslottedCall<'a> {
     session: &'a ServerSession,
     connection: u64,
 }
 
 /// A change in a slot, while it is under way.
-pub(crate) struct Slotted<'a> {
+pub(crate) struct SlottedChange<'a> {
     session: &'a ServerSession,
     /// The number of the file that it opens.
     opens: Option<u64>,
@@ -23,9 +23,9 @@ pub(crate) struct Slotted<'a> {
 const OVER: u64 = 1 << 63;
 
 /// A change while it is carried out: before its end nothing is given back of what its session had.
-pub(crate) struct Carried<'a>(&'a ServerSession);
+pub(crate) struct ChangeExecution<'a>(&'a ServerSession);
 
-impl Drop for Carried<'_> {
+impl Drop for ChangeExecution<'_> {
     fn drop(&mut self) {
         if self.0.carried.fetch_sub(1, Ordering::SeqCst) == OVER + 1 {
             let waiting = std::mem::take(&mut self.0.state().waiting);
@@ -34,7 +34,7 @@ impl Drop for Carried<'_> {
     }
 }
 
-impl Drop for Slotted<'_> {
+impl Drop for SlottedChange<'_> {
     fn drop(&mut self) {
         let Some(handle) = self.opens else { return };
         let mut state = self.session.state();
@@ -50,7 +50,7 @@ impl Drop for Slotted<'_> {
     }
 }
 
-impl Drop for Unslotted<'_> {
+impl Drop for UnslottedCall<'_> {
     fn drop(&mut self) {
         let mut state = self.session.state();
         if let Some(count) = state.unslotted.get_mut(&self.connection) {
@@ -67,9 +67,9 @@ impl Drop for Unslotted<'_> {
 
 impl ServerSession {
     /// Begins to carry out a change. None: the session is over, and others may have its locks.
-    pub(crate) fn carry(&self) -> Option<Carried<'_>> {
+    pub(crate) fn carry(&self) -> Option<ChangeExecution<'_>> {
         let before = self.carried.fetch_add(1, Ordering::SeqCst);
-        let carried = Carried(self);
+        let carried = ChangeExecution(self);
         (before & OVER == 0).then_some(carried)
     }
 
@@ -104,7 +104,7 @@ impl ServerSession {
         &self,
         connection: u64,
         closes: Option<u64>,
-    ) -> Option<Unslotted<'_>> {
+    ) -> Option<UnslottedCall<'_>> {
         let is_current = std::future::poll_fn(|task| {
             let mut state = self.state();
             let gone =
@@ -120,13 +120,13 @@ impl ServerSession {
             }
             Poll::Ready(is_current)
         });
-        is_current.await.then_some(Unslotted { session: self, connection })
+        is_current.await.then_some(UnslottedCall { session: self, connection })
     }
 
     /// Begins a change in a slot that came by this connection, and `opens` a file under this
     /// number. None: the connection is gone, and the change has been asked for again, or nobody
     /// wants it any more.
-    pub(crate) fn slotted(&self, connection: u64, opens: Option<u64>) -> Option<Slotted<'_>> {
+    pub(crate) fn slotted(&self, connection: u64, opens: Option<u64>) -> Option<SlottedChange<'_>> {
         let mut state = self.state();
         if !state.connections.contains_key(&connection) {
             return None;
@@ -134,6 +134,6 @@ impl ServerSession {
         if let Some(handle) = opens {
             *state.opening.entry(handle).or_default() += 1;
         }
-        Some(Slotted { session: self, opens })
+        Some(SlottedChange { session: self, opens })
     }
 }

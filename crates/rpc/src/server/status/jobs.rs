@@ -1,5 +1,5 @@
-//! Batch jobs of callers whose calls are under way: their clients are asked for them, when
-//! somebody looks. With each call they would cost every caller a look at its environment.
+//! Batch jobs of callers whose calls are under way: the server asks their clients for them when its
+//! status is requested. With each call they would cost every caller a look at its environment.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,7 +35,7 @@ impl Questions {
     }
 
     fn ask(&self) -> (u32, oneshot::Receiver<Vec<CallersJob>>) {
-        let (tell, told) = oneshot::channel();
+        let (tell, receiver) = oneshot::channel();
         let mut open = self.open();
         open.last = open.last.wrapping_add(1);
         while open.waiting.len() >= QUESTIONS_MAX {
@@ -43,7 +43,7 @@ impl Questions {
         }
         let number = open.last;
         open.waiting.insert(number, tell);
-        (number, told)
+        (number, receiver)
     }
 
     /// An answer; to nothing that was asked it is none.
@@ -60,34 +60,34 @@ pub(crate) type Jobs = HashMap<(u64, Pid), Box<str>>;
 pub(crate) type Callers = BTreeMap<u64, (Arc<ServerSession>, BTreeSet<Pid>)>;
 
 /// Clients that have been asked.
-pub(crate) struct Asked {
+pub(crate) struct JobQuery {
     since: Instant,
     answers: Vec<(u64, oneshot::Receiver<Vec<CallersJob>>)>,
 }
 
 /// Asks each of `sessions` for the jobs of these callers; does not wait.
-pub(crate) fn ask(sessions: &Callers) -> Asked {
+pub(crate) fn ask(sessions: &Callers) -> JobQuery {
     let answers = sessions.values().take(CLIENTS_MAX).filter_map(|(session, callers)| {
         let connection = session.connections().into_iter().next()?;
         let callers: Vec<Pid> = callers.iter().copied().take(CALLERS_MAX).collect();
-        let (number, told) = session.questions.ask();
+        let (number, receiver) = session.questions.ask();
         let mut message = Vec::new();
-        NotifyHead { what: NotifyHead::WHOSE, flags: 0, tag: number }.put_message(&mut message);
+        NotifyHead { what: NotifyHead::JOB_QUERY, flags: 0, tag: number }.put_message(&mut message);
         put_callers(&callers, &mut message);
         connection.notify(&message).ok()?;
         connection.flush();
-        Some((session.id, told))
+        Some((session.id, receiver))
     });
-    Asked { since: dray_rt::now(), answers: answers.collect() }
+    JobQuery { since: dray_rt::now(), answers: answers.collect() }
 }
 
-impl Asked {
+impl JobQuery {
     /// What clients have answered in time.
     pub(crate) async fn jobs(self) -> Jobs {
         let mut jobs = Jobs::new();
-        for (session, told) in self.answers {
+        for (session, receiver) in self.answers {
             let left = PATIENCE.saturating_sub(self.since.elapsed());
-            let Ok(Ok(answer)) = timeout(left, told).await else { continue };
+            let Ok(Ok(answer)) = timeout(left, receiver).await else { continue };
             jobs.extend(answer.into_iter().map(|(caller, job)| ((session, caller), job)));
         }
         jobs

@@ -20,7 +20,7 @@ use crate::server::session::ServerSession;
 use crate::server::status::jobs::{Callers, Jobs};
 use crate::server::status::paths::Subject;
 
-/// Calls under way that a status tells of: the oldest ones. Each client may have two thousand.
+/// Calls under way that a status lists: the oldest ones. Each client may have two thousand.
 const OPERATIONS_MAX: usize = 4096;
 
 /// A server's exports, clients and calls under way.
@@ -28,7 +28,7 @@ const OPERATIONS_MAX: usize = 4096;
 pub struct ServerStatus {
     /// Names of the exports, and what is below each.
     pub exports: Vec<(String, String)>,
-    /// Everybody who has a session.
+    /// All clients with a session.
     pub clients: Vec<ClientStatus>,
     /// Calls that are being carried out, the oldest first.
     pub operations: Vec<OperationStatus>,
@@ -94,8 +94,8 @@ pub struct OperationStatus {
     pub op: Op,
     /// Session that it belongs to.
     pub session: u64,
-    /// Files that it is about, from the export's root on. Where the path is not known, or the
-    /// file system did not tell it in time, the file's id.
+    /// Files that it is about, from the export's root on. Where the path is not known, or the file
+    /// system did not answer in time, the file's id.
     pub paths: Vec<String>,
     /// Caller.
     pub uid: u32,
@@ -108,7 +108,7 @@ pub struct OperationStatus {
 }
 
 /// A call under way, as it is kept.
-pub(crate) struct Running {
+pub(crate) struct RunningCall {
     pub(crate) op: Op,
     pub(crate) session: u64,
     pub(crate) cx: Context,
@@ -119,7 +119,7 @@ pub(crate) struct Running {
 
 impl Inner {
     /// Notes a call that did not end at once.
-    pub(crate) fn running(&self, running: Running) -> u64 {
+    pub(crate) fn running(&self, running: RunningCall) -> u64 {
         let number = self.next_running.fetch_add(1, Ordering::Relaxed);
         lock(&self.running).insert(number, running);
         number
@@ -149,7 +149,7 @@ impl Inner {
         (operations, subjects, left_out)
     }
 
-    /// The callers of `operations` of whom a client may tell the jobs.
+    /// The callers of `operations` whose jobs their clients may know.
     fn callers_without_job(&self, operations: &[Operation]) -> Callers {
         let sessions = lock(&self.sessions);
         let mut callers = Callers::new();
@@ -185,7 +185,7 @@ impl Inner {
     }
 
     /// All but the paths, which are to be found.
-    pub(super) fn look(&self) -> Look {
+    pub(super) fn look(&self) -> StatusSnapshot {
         let pool = self.options.pool.stats();
         let mut clients: Vec<ClientStatus> =
             lock(&self.sessions).values().map(|session| client_status(session)).collect();
@@ -208,7 +208,7 @@ impl Inner {
             refused: self.refused(),
         };
         let callers = self.callers_without_job(&operations);
-        Look { status, operations, subjects, callers }
+        StatusSnapshot { status, operations, subjects, callers }
     }
 }
 
@@ -216,7 +216,7 @@ impl Inner {
 type Operation = (OperationStatus, Range<usize>);
 
 /// A status without paths.
-pub(super) struct Look {
+pub(super) struct StatusSnapshot {
     status: ServerStatus,
     operations: Vec<Operation>,
     /// The files that calls under way are about.
@@ -225,7 +225,7 @@ pub(super) struct Look {
     pub(super) callers: Callers,
 }
 
-impl Look {
+impl StatusSnapshot {
     /// The whole status; `paths` are those of the subjects. The oldest call comes first.
     pub(super) fn with(self, paths: &[String], jobs: &Jobs) -> ServerStatus {
         let named = |(operation, of): Operation| OperationStatus {
@@ -255,7 +255,7 @@ fn client_status(session: &ServerSession) -> ClientStatus {
     }
 }
 
-fn operation_status(running: &Running) -> OperationStatus {
+fn operation_status(running: &RunningCall) -> OperationStatus {
     let who = &running.cx.who;
     OperationStatus {
         op: running.op,
@@ -277,14 +277,14 @@ mod tests {
 
     // proves: P125
     #[test]
-    fn the_oldest_calls_are_told_and_the_rest_is_counted() {
+    fn the_oldest_calls_are_listed_and_the_rest_is_counted() {
         let driver = dray_rt::DriverKind::Simulated { seed: 1 };
         dray_rt::Executor::new(driver).unwrap().block_on(async {
             let journal = Arc::new(MemoryJournal::default());
             let server = Server::new(ServerOptions::default(), Vec::new(), journal);
             for session in 0..OPERATIONS_MAX as u64 + 7 {
                 let (cx, since, operands) = (Context::system(), dray_rt::now(), [None, None]);
-                server.inner.running(Running { op: Op::Lock, session, cx, since, operands });
+                server.inner.running(RunningCall { op: Op::Lock, session, cx, since, operands });
                 dray_rt::sleep(Duration::from_millis(1)).await;
             }
             let status = server.status();

@@ -1,7 +1,7 @@
 //! Paths of files that calls under way are about, for people who look at a server.
 //!
-//! The file system below may hang, which is when people look: it is asked on a thread of its
-//! own, and what it does not tell soon is shown by its id.
+//! The file system below may hang, which is when administrators request a status. A thread of its
+//! own asks it for paths. A file whose path does not come in time is shown by its id.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -50,11 +50,11 @@ impl Subject {
 
 /// Asks for paths; one thread at most waits for file systems.
 #[derive(Default)]
-pub(crate) struct Whereabouts {
+pub(crate) struct PathFinder {
     asking: Arc<AtomicBool>,
 }
 
-impl Whereabouts {
+impl PathFinder {
     /// What to show for each file.
     pub(crate) async fn find(&self, files: Vec<Subject>) -> Vec<String> {
         // A simulation has no threads, which would make it another one each time.
@@ -65,17 +65,17 @@ impl Whereabouts {
         self.ask(shown, move |index| files[index].path()).await
     }
 
-    /// What `path` tells in time, in place of what is `shown` otherwise.
+    /// The paths that `path` answers in time; the others stay as `shown`.
     async fn ask(
         &self,
         mut shown: Vec<String>,
         path: impl Fn(usize) -> Option<String> + Send + 'static,
     ) -> Vec<String> {
-        // Whoever asked before still waits: this file system hangs.
+        // An earlier request still waits: this file system hangs.
         if shown.is_empty() || self.asking.swap(true, Ordering::SeqCst) {
             return shown;
         }
-        let (tell, mut told) = mpsc::channel(PATHS_MAX);
+        let (tell, mut receiver) = mpsc::channel(PATHS_MAX);
         let (asking, count) = (self.asking.clone(), shown.len().min(PATHS_MAX));
         let thread = std::thread::Builder::new().name("dray-paths".into());
         let started = thread.spawn(move || {
@@ -91,7 +91,7 @@ impl Whereabouts {
             self.asking.store(false, Ordering::SeqCst);
         }
         let hear = async {
-            while let Some((index, path)) = told.recv().await {
+            while let Some((index, path)) = receiver.recv().await {
                 if let Some(path) = path {
                     shown[index] = path;
                 }
@@ -114,7 +114,7 @@ mod tests {
         let fs: Arc<dyn FileSystem> = Arc::new(MemoryFs::new(MemoryOptions::default()));
         let id = fs.info().root;
         let file = |name: Option<&[u8]>| Subject::new(fs.clone(), id, name.map(<[u8]>::to_vec));
-        let whereabouts = Whereabouts::default();
+        let whereabouts = PathFinder::default();
         let shown = executor().block_on(whereabouts.find(vec![file(None), file(Some(b"a"))]));
         assert_eq!(shown, [id.to_string(), format!("{id}/a")]);
     }
@@ -122,10 +122,10 @@ mod tests {
     /// The thread that accepts connections for all exports stood still for that time.
     // proves: P125
     #[test]
-    fn who_waits_for_paths_holds_up_nobody_else() {
+    fn waiting_for_paths_blocks_no_other_call() {
         let (thaw, frozen) = std::sync::mpsc::channel::<()>();
         executor().block_on(async {
-            let whereabouts = Whereabouts::default();
+            let whereabouts = PathFinder::default();
             let hangs = move |_| {
                 let _ = frozen.recv();
                 None

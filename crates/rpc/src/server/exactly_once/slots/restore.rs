@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use dray_core::Op;
 
-use super::{Again, ReplaySlots, Slot, State};
-use crate::server::exactly_once::settle::{self, CutShort, Settled};
+use super::{Reexecution, ReplaySlots, Slot, State};
+use crate::server::exactly_once::settle::{self, CutShortChange, Settlement};
 use crate::server::export::Export;
 use crate::server::journal::SlotRecord;
 use crate::server::ranges::RangeTable;
@@ -74,10 +74,10 @@ impl ReplaySlots {
             return None;
         }
         Some(match settled {
-            Settled::Undone => self.undone(noted.slot, noted.sequence),
-            Settled::Done(_) => Slot::done(noted.sequence, answer),
-            Settled::Cut(cut) => {
-                // The answer is no answer any more: a later life would give it.
+            Settlement::Undone => self.undone(noted.slot, noted.sequence),
+            Settlement::Done(_) => Slot::done(noted.sequence, answer),
+            Settlement::Cut(cut) => {
+                // The noted answer is void: a later server epoch would send it.
                 let Some((op, begun)) = begun else {
                     return Some(self.unknown(noted.slot, noted.sequence));
                 };
@@ -85,7 +85,7 @@ impl ReplaySlots {
                 self.log.begin(noted.slot, noted.sequence, op, &intent);
                 self.cut((noted.sequence, op), cut, &export.ranges)
             }
-            Settled::Untold => self.unknown(noted.slot, noted.sequence),
+            Settlement::Unreadable => self.unknown(noted.slot, noted.sequence),
         })
     }
 
@@ -102,30 +102,35 @@ impl ReplaySlots {
             return None;
         }
         Some(match settled {
-            Settled::Undone => self.undone(noted.slot, noted.sequence),
-            Settled::Done(answer) => self.found_out(noted.slot, noted.sequence, &answer),
-            Settled::Cut(cut) => {
-                // The next life is not to look again: it could find something else.
+            Settlement::Undone => self.undone(noted.slot, noted.sequence),
+            Settlement::Done(answer) => self.found_out(noted.slot, noted.sequence, &answer),
+            Settlement::Cut(cut) => {
+                // The next server epoch must not look again: it could find another file.
                 if let Some(intent) = cut.amend.and_then(|amend| amend.intent(&intent)) {
                     self.log.begin(noted.slot, noted.sequence, op, &intent);
                 }
                 self.cut((noted.sequence, op), cut, &export.ranges)
             }
-            Settled::Untold => self.unknown(noted.slot, noted.sequence),
+            Settlement::Unreadable => self.unknown(noted.slot, noted.sequence),
         })
     }
 
     /// The slot of a change that keeps its grants until it comes again.
-    fn cut(&self, (sequence, op): (u32, Op), cut: CutShort, ranges: &Arc<RangeTable>) -> Slot {
-        let CutShort { held, amend } = cut;
-        let held = if self.broken.is(Sabotage::Turns) { Vec::new() } else { held };
+    fn cut(
+        &self,
+        (sequence, op): (u32, Op),
+        cut: CutShortChange,
+        ranges: &Arc<RangeTable>,
+    ) -> Slot {
+        let CutShortChange { held, amend } = cut;
+        let held = if self.broken.is(Sabotage::CutShortGrants) { Vec::new() } else { held };
         let grants =
             held.into_iter().map(|(file, span)| ranges.change_cut_short(file, span)).collect();
-        Slot { sequence, state: State::Cut(Again { op, grants, amend }), answer: Vec::new() }
+        Slot { sequence, state: State::Cut(Reexecution { op, grants, amend }), answer: Vec::new() }
     }
 
-    /// The slot of a change that was not applied. The intent must go: a later life would
-    /// settle it by what others have changed since.
+    /// The slot of a change that was not applied. The intent must go: a later server epoch would
+    /// settle it by later changes of other clients.
     pub(super) fn undone(&self, slot: u32, sequence: u32) -> Slot {
         let before = sequence.wrapping_sub(1);
         self.log.done(slot, before, &[]);

@@ -6,7 +6,7 @@ fn record(id: u64) -> SessionRecord {
 
 // proves: P88
 #[test]
-fn what_was_noted_is_there_in_the_next_life() {
+fn noted_changes_are_there_in_the_next_server_epoch() {
     let dir = tempfile::tempdir().unwrap();
     let journal = FileJournal::open(dir.path()).unwrap();
     let log = journal.create(&record(1), 8).unwrap();
@@ -59,7 +59,8 @@ fn slots_that_were_never_used_are_not_looked_at() {
     let records = next.records();
     assert_eq!(records.len(), 3);
     assert_eq!(records, log.records());
-    // Asked for once more, when its export is opened again, they are those of this life, too.
+    // Asked for once more, when its export is opened again, the sessions are those of this epoch,
+    // too.
     next.begin(7, 1, Op::Make, b"intent");
     assert_eq!(next.records().len(), 4);
 }

@@ -67,7 +67,7 @@ fn what_does_not_meet_goes_on_side_by_side() {
         let one = table.change(file(1), Span::bytes(0, 10)).await;
         assert!(can_change(&table, Span::bytes(10, 10)));
         assert!(!can_change(&table, Span::bytes(9, 1)) && !can_change(&table, Span::ALL));
-        // Who waits for everything is not passed by those that come later.
+        // Later requests do not overtake one for everything.
         let mut all = pin!(table.change(file(1), Span::ALL));
         assert!(poll(all.as_mut()).is_none());
         assert!(!can_change(&table, Span::bytes(10, 10)));
@@ -106,7 +106,7 @@ fn a_change_excludes_readers_while_it_writes_and_not_before() {
 
 /// As where the executor of a server ends.
 #[test]
-fn whoever_waits_no_more_is_in_nobodys_way() {
+fn an_abandoned_request_blocks_no_other() {
     let table = Arc::new(RangeTable::default());
     let reading = poll(pin!(table.read(file(1), Span::ALL))).unwrap();
     {
@@ -148,10 +148,10 @@ fn a_change_cut_short_keeps_its_range_and_readers_out() {
     });
 }
 
-/// Who waits takes no further number when it begins, and may be over by the second look.
+/// A waiting request takes no further number when it begins, and may be over by the second look.
 // proves: P17
 #[test]
-fn there_is_no_version_while_somebody_waits_to_change_it() {
+fn a_file_has_no_version_while_a_change_of_it_waits() {
     simulate(async {
         let table = Arc::new(RangeTable::default());
         let (before, read) = (Span::bytes(0, 10), Span::bytes(12, 2));
@@ -230,7 +230,7 @@ fn a_sync_is_woken_when_what_it_waits_for_is_over() {
 /// A sync of a file waited as long as there was always some write to it under way.
 // proves: P26
 #[test]
-fn whoever_wants_all_of_a_file_is_not_passed_by_those_that_come_later() {
+fn later_requests_do_not_overtake_one_for_the_whole_file() {
     let table = Arc::new(RangeTable::default());
     let first = try_write(&table, Span::bytes(0, 10)).expect("nobody is there");
     let mut all = pin!(table.write(file(1), Span::ALL));

@@ -31,9 +31,9 @@ fn cutting_a_directory_does_not_wait_in_a_circle_with_a_rename() {
         let fs = Observed::new(Arc::new(memory()), Arc::new(Faults::new(vec![slow])));
         let exports = vec![Export::new("data", Arc::new(fs), Vec::new())];
         let journal = Arc::new(MemoryJournal::default());
-        let (server, life) =
+        let (server, server_process) =
             (Server::new(ServerOptions::default(), exports, journal), Scope::new());
-        serve_simulated(&network, "s", &server, &life);
+        serve_simulated(&network, "s", &server, &server_process);
         let fs = connect(network.connector("s"), client_options()).await.unwrap();
         let (cx, root) = (Context::system(), fs.info().root);
         let directory = Make::Directory { mode: 0o755 };

@@ -16,7 +16,7 @@ use crate::program::{A_WHILE, FILE, Program, READ, learned};
 fn what_was_opened_for_one_user_is_not_anothers() {
     simulate(17, async {
         let network = Network::new();
-        let (_server, _life, program, id) = learned(&network, None).await;
+        let (_server, _server_process, program, id) = learned(&network, None).await;
         let set = SetAttr { mode: Some(0o600), uid: Some(Uid(1001)), ..SetAttr::default() };
         program.fs.setattr(&program.cx_of(0), id, set).await.unwrap();
         program.lookup(FILE).await.unwrap();
@@ -46,11 +46,11 @@ impl Taking {
     }
 }
 
-/// Somebody takes a program's right to a file away, and tells it so. Whether the program can
-/// open the file then, which it has looked up before.
+/// Another client takes a program's right to a file away, and then notifies the program. Answers
+/// whether the program, which looked the file up before, can still open it.
 async fn opened_without_right(seed: u64, sabotage: Option<Sabotage>, taking: Taking) -> bool {
     let network = Network::new();
-    let (_server, _life, program, id) = learned(&network, sabotage).await;
+    let (_server, _server_process, program, id) = learned(&network, sabotage).await;
     let other = Program::mount(&network, 8).await;
     sleep(Duration::from_micros(seed * 37 % 1000)).await;
     let id = program.lookup(FILE).await.map_or(id, |entry| entry.id);
@@ -113,7 +113,7 @@ fn whatever_can_take_a_right_away_waits_and_nothing_else_does() {
     for (what, waits) in CHANGES {
         simulate(18, async {
             let network = Network::new();
-            let (_server, _life, program, id) = learned(&network, None).await;
+            let (_server, _server_process, program, id) = learned(&network, None).await;
             let other = Program::mount(&network, 8).await;
             program.lookup(FILE).await.unwrap();
             assert_eq!(program.made(), 1, "nothing was opened ahead");
@@ -131,10 +131,10 @@ fn whatever_can_take_a_right_away_waits_and_nothing_else_does() {
 fn what_was_opened_is_used_for_a_moment_only() {
     simulate(5, async {
         let network = Network::new();
-        let (_server, _life, program, id) = learned(&network, None).await;
+        let (_server, _server_process, program, id) = learned(&network, None).await;
         for (rests_us, asks) in [(500, 0), (2_100, 1)] {
             program.open_close(FILE, READ).await;
-            // Until one comes that opens, and whose answer is not held up.
+            // Until a lookup opens the file, and its answer is not delayed.
             loop {
                 let (asked, made) = (now(), program.made());
                 program.lookup(FILE).await.unwrap();
@@ -156,7 +156,7 @@ fn what_was_opened_is_used_for_a_moment_only() {
 #[test]
 fn a_server_that_does_not_wait_for_what_is_open_is_found_out() {
     let opened =
-        |seed| simulate(seed, opened_without_right(seed, Some(Sabotage::Ahead), Taking::Mode));
+        |seed| simulate(seed, opened_without_right(seed, Some(Sabotage::OpenAhead), Taking::Mode));
     assert!((0..50).any(opened), "the wait was left out, and nobody noticed");
 }
 
@@ -168,7 +168,7 @@ fn a_right_that_the_same_client_took_away_is_gone_at_once() {
     for seed in 0..50 {
         waited += simulate(seed, async {
             let network = Network::new();
-            let (_server, _life, program, id) = learned(&network, None).await;
+            let (_server, _server_process, program, id) = learned(&network, None).await;
             let other = Program::on(program.fs.clone(), 9);
             program.lookup(FILE).await.unwrap();
             let before = now();
@@ -189,7 +189,7 @@ fn a_change_under_way_keeps_lookups_from_opening() {
     for seed in 0..200 {
         simulate(seed, async {
             let network = Network::new();
-            let (_server, _life, program, id) = learned(&network, None).await;
+            let (_server, _server_process, program, id) = learned(&network, None).await;
             let other = Rc::new(Program::mount(&network, 8).await);
             let (taken, looked) = (Cell::new(false), program.lookup(FILE));
             let mut change = std::pin::pin!(async {
@@ -218,13 +218,13 @@ fn a_change_under_way_keeps_lookups_from_opening() {
     }
 }
 
-/// Whoever opens a file again and again must not hold up its change for ever.
+/// A client that opens a file repeatedly must not delay a change of it for ever.
 // proves: P14
 #[test]
 fn a_change_of_rights_waits_for_a_moment_only() {
     simulate(12, async {
         let network = Network::new();
-        let (_server, _life, program, id) = learned(&network, None).await;
+        let (_server, _server_process, program, id) = learned(&network, None).await;
         let other = Program::mount(&network, 8).await;
         let scope = Scope::new();
         scope.spawn_on(&dray_rt::ExecutorHandle::current(), {

@@ -1,4 +1,4 @@
-//! A server whose process dies over and over, and clients of it by hand.
+//! A server that is killed and restarted, and hand-written clients of it.
 
 use std::io::Write as _;
 use std::os::unix::net::UnixStream;
@@ -12,44 +12,47 @@ use dray_fabric::Address;
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::auth::{Key, Role, Transcript};
-use dray_rpc::server::{Export, Journal, Loss, MemoryJournal, Server, ServerOptions, SlotRecord};
+use dray_rpc::server::{
+    Export, Journal, MemoryJournal, Server, ServerOptions, SlotRecord, StateLoss,
+};
 use dray_rpc::wire::{
     Call, CallHead, Challenge, FEATURES, Hello, Input, NO_SLOT, NotifyHead, Proof, ReplyHead,
     Welcome,
 };
 
 use super::raw::{
-    NO_PROOF, PATIENCE, frame, guest_as, head, hello, identity_of, message, read_frame, stranger,
+    NO_PROOF, PATIENCE, frame, guest_as, head, hello, identity_of, message, read_frame,
+    unauthenticated,
 };
 
 /// A file system and what its servers have noted.
-pub struct Lives {
+pub struct ServerEpochs {
     fs: Arc<dyn FileSystem>,
     pub journal: MemoryJournal,
     dir: tempfile::TempDir,
     count: u32,
 }
 
-impl Lives {
-    pub fn of(fs: Arc<dyn FileSystem>) -> Lives {
+impl ServerEpochs {
+    pub fn of(fs: Arc<dyn FileSystem>) -> ServerEpochs {
         let dir = tempfile::tempdir().unwrap();
-        Lives { fs, journal: MemoryJournal::default(), dir, count: 0 }
+        ServerEpochs { fs, journal: MemoryJournal::default(), dir, count: 0 }
     }
 
-    /// One life, in which calls of the server have these faults: its process is killed when
-    /// `clients` are done.
-    pub fn live<T: Send + 'static>(
+    /// One server epoch, in which calls have these faults: its process is killed when `clients` are
+    /// done.
+    pub fn run<T: Send + 'static>(
         &mut self,
         faults: Vec<Fault>,
         clients: impl FnOnce(&Path) -> T + Send + 'static,
     ) -> T {
-        self.live_after(Loss::Nothing, faults, clients)
+        self.run_after(StateLoss::Nothing, faults, clients)
     }
 
     /// The same after such a loss.
-    pub fn live_after<T: Send + 'static>(
+    pub fn run_after<T: Send + 'static>(
         &mut self,
-        loss: Loss,
+        loss: StateLoss,
         faults: Vec<Fault>,
         clients: impl FnOnce(&Path) -> T + Send + 'static,
     ) -> T {
@@ -125,7 +128,7 @@ impl Hand {
 
     /// Goes on with a session, by its secret.
     pub fn back(socket: &Path, session: (u64, [u8; 16])) -> Hand {
-        let mut stream = stranger(socket);
+        let mut stream = unauthenticated(socket);
         let hello = Hello { features: FEATURES, ..hello("data") }.message();
         stream.write_all(&frame(&hello, b"")).unwrap();
         let challenge = Challenge::from_message(&read_frame(&mut stream).unwrap().0).unwrap();
@@ -148,7 +151,8 @@ impl Hand {
     /// Says that nothing is to come back for.
     pub fn returned(&mut self) {
         let mut notice = Vec::new();
-        NotifyHead { what: NotifyHead::RETURNED, flags: 0, tag: 0 }.put_message(&mut notice);
+        NotifyHead { what: NotifyHead::RECOVERY_COMPLETE, flags: 0, tag: 0 }
+            .put_message(&mut notice);
         self.stream.write_all(&frame(&notice, b"")).unwrap();
     }
 

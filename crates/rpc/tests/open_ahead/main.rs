@@ -14,7 +14,7 @@ use dray_core::{
 };
 use dray_fabric::sim::{Network, Weather};
 use dray_rpc::client::{ClientSession, RemoteFs, SessionMemory};
-use dray_rpc::server::{Loss, MemoryJournal, ServerOptions};
+use dray_rpc::server::{MemoryJournal, ServerOptions, StateLoss};
 use dray_rt::{Scope, sleep};
 
 use program::{A_WHILE, FILE, Program, READ, learned, make, open_files};
@@ -24,7 +24,7 @@ use program::{A_WHILE, FILE, Program, READ, learned, make, open_files};
 fn opening_what_was_looked_up_is_one_round_trip_once_it_was_learned() {
     simulate(1, async {
         let network = Network::new();
-        let (server, _life, program, _) = learned(&network, None).await;
+        let (server, _server_process, program, _) = learned(&network, None).await;
         for how in [READ, OpenHow::READ_WRITE] {
             program.open_close(FILE, how).await;
             program.open_close(FILE, how).await;
@@ -45,7 +45,7 @@ fn opening_what_was_looked_up_is_one_round_trip_once_it_was_learned() {
 fn what_a_lookup_opened_is_read_like_any_other() {
     simulate(2, async {
         let network = Network::new();
-        let (_server, _life, program, id) = learned(&network, None).await;
+        let (_server, _server_process, program, id) = learned(&network, None).await;
         assert_eq!(program.lookup(FILE).await.unwrap().id, id);
         let before = program.round_trips();
         let file = program.open(id, READ).await.unwrap();
@@ -57,10 +57,10 @@ fn what_a_lookup_opened_is_read_like_any_other() {
 
 // proves: P15
 #[test]
-fn who_only_looks_opens_nothing() {
+fn a_lookup_without_an_open_opens_nothing() {
     simulate(3, async {
         let network = Network::new();
-        let (server, _life, program, _) = learned(&network, None).await;
+        let (server, _server_process, program, _) = learned(&network, None).await;
         let before = program.made();
         for _ in 0..100 {
             program.stat(FILE).await;
@@ -73,15 +73,15 @@ fn who_only_looks_opens_nothing() {
 
 // proves: P15
 #[test]
-fn what_nobody_uses_is_closed() {
+fn a_file_opened_ahead_and_not_used_is_closed() {
     simulate(4, async {
         let network = Network::new();
-        let (server, _life, program, _) = learned(&network, None).await;
+        let (server, _server_process, program, _) = learned(&network, None).await;
         program.lookup(FILE).await.unwrap();
         assert_eq!(open_files(&server), 1);
         sleep(A_WHILE).await;
         assert_eq!(open_files(&server), 0);
-        let stats = program.fs.session().status().ahead;
+        let stats = program.fs.session().status().open_ahead;
         assert_eq!((stats.made, stats.used, stats.given_up), (1, 0, 1));
     });
 }
@@ -92,7 +92,7 @@ fn what_nobody_uses_is_closed() {
 fn what_is_removed_is_not_kept_open_by_its_lookup() {
     simulate(5, async {
         let network = Network::new();
-        let (server, _life, program, _) = learned(&network, None).await;
+        let (server, _server_process, program, _) = learned(&network, None).await;
         program.lookup(FILE).await.unwrap();
         let name = Name::new(FILE).unwrap();
         program.fs.remove(&program.cx_of(0), program.root(), name, RemoveKind::File).await.unwrap();
@@ -104,7 +104,7 @@ fn what_is_removed_is_not_kept_open_by_its_lookup() {
 fn another_opening_than_was_expected_is_asked_for() {
     simulate(6, async {
         let network = Network::new();
-        let (server, _life, program, id) = learned(&network, None).await;
+        let (server, _server_process, program, id) = learned(&network, None).await;
         program.lookup(FILE).await.unwrap();
         let file = program.open(id, OpenHow::READ_WRITE).await.unwrap();
         file.write(&program.cx(), dray_core::Write::at(0), (&b"x"[..]).into()).await.unwrap();
@@ -119,10 +119,10 @@ fn another_opening_than_was_expected_is_asked_for() {
 }
 
 #[test]
-fn threads_without_a_number_open_nothing_ahead() {
+fn callers_without_a_thread_id_open_nothing_ahead() {
     simulate(13, async {
         let network = Network::new();
-        let (_server, _life, program, _) = learned(&network, None).await;
+        let (_server, _server_process, program, _) = learned(&network, None).await;
         let contained = Program::on(program.fs.clone(), 0);
         for _ in 0..10 {
             contained.open_close(FILE, READ).await;
@@ -136,7 +136,7 @@ fn threads_without_a_number_open_nothing_ahead() {
 fn over_a_slow_network_little_is_opened_in_vain() {
     simulate(14, async {
         let network = Network::new();
-        let (server, _life, program, _) = learned(&network, None).await;
+        let (server, _server_process, program, _) = learned(&network, None).await;
         let delay = Duration::from_millis(3);
         network.set_weather(Weather { delay_min: delay, delay_max: delay, ..Weather::default() });
         for _ in 0..1000 {
@@ -155,15 +155,15 @@ fn nothing_stays_open_over_broken_connections_and_deaths_of_the_server() {
         simulate(seed, async {
             let network = Network::new();
             let (files, journal) = (memory(), MemoryJournal::default());
-            let start = async |life: &Scope| {
+            let start = async |server_process: &Scope| {
                 let (options, journal) = (ServerOptions::default(), journal.clone());
                 let server = server_with(files.clone(), options, journal);
-                server.restore(Loss::Nothing).await;
-                serve_simulated(&network, "s", &server, life);
+                server.restore(StateLoss::Nothing).await;
+                serve_simulated(&network, "s", &server, server_process);
                 server
             };
-            let mut life = Scope::new();
-            let mut server = start(&life).await;
+            let mut server_process = Scope::new();
+            let mut server = start(&server_process).await;
             let program = Program::mount(&network, 7).await;
             make(&program.fs, FILE).await;
             network.set_weather(Weather {
@@ -178,10 +178,10 @@ fn nothing_stays_open_over_broken_connections_and_deaths_of_the_server() {
                 }
                 if round % 20 == 19 {
                     program.lookup(FILE).await.unwrap();
-                    life.kill();
+                    server_process.kill();
                     network.break_all("s");
-                    life = Scope::new();
-                    server = start(&life).await;
+                    server_process = Scope::new();
+                    server = start(&server_process).await;
                 }
             }
             network.set_weather(Weather::default());
@@ -203,7 +203,7 @@ fn a_successor_goes_on_with_what_was_used_and_closes_the_rest() {
         let memory = SessionMemory::create_memfd().unwrap();
         let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
         let process = Scope::new();
-        let (tell, told) = dray_rt::sync::oneshot::channel();
+        let (tell, receiver) = dray_rt::sync::oneshot::channel();
         process.spawn_on(&dray_rt::ExecutorHandle::current(), {
             let network = network.clone();
             async move {
@@ -222,13 +222,13 @@ fn a_successor_goes_on_with_what_was_used_and_closes_the_rest() {
                     // A process that is killed drops nothing.
                     std::mem::forget(file);
                 }
-                assert_eq!(fs.session().status().ahead.used, 1);
+                assert_eq!(fs.session().status().open_ahead.used, 1);
                 fs.lookup(&cx(300), fs.info().root, name).await.unwrap();
                 let _ = tell.send(id);
                 std::future::pending::<()>().await;
             }
         });
-        let id = told.await.unwrap();
+        let id = receiver.await.unwrap();
         process.kill();
         network.break_all("s");
         assert_eq!(open_files(&server), 3);

@@ -1,4 +1,4 @@
-//! Large reads in two halves on two connections see the file as it was at one time.
+//! Split reads, on two connections, see the file as it was at one time.
 
 mod common;
 
@@ -126,21 +126,21 @@ fn is_uniform(bytes: &[u8]) -> bool {
 
 // proves: P17
 #[test]
-fn a_change_between_the_halves_has_the_whole_read_again() {
+fn a_change_between_the_parts_of_a_split_read_repeats_the_read() {
     for nth in [1, 2] {
         simulate(nth, async {
             let site = Site::new(held_up(nth), None).await;
             // Half of the reading is held up meanwhile.
             let (bytes, calls) = site.read_over_a_write(HELD_UP / 2).await;
             assert!(is_uniform(&bytes) && bytes[0] == b'b', "half of one, half of the other");
-            assert_eq!(calls, 3, "two halves, and the whole");
+            assert_eq!(calls, 3, "two parts, and the whole");
             assert_eq!(site.read(0, LEN).await.unwrap().1, 2, "nobody writes");
         });
     }
 }
 
-/// Whether some read is torn that is asked for at the same time as a write: the network brings the
-/// write now before, now behind, and now between the halves.
+/// Whether any read during a write is torn: the network delivers the write before, after and
+/// between the parts of the read.
 fn some_read_is_torn(sabotage: Option<Sabotage>) -> bool {
     (0..200).any(|seed| {
         simulate(seed, async {
@@ -153,13 +153,13 @@ fn some_read_is_torn(sabotage: Option<Sabotage>) -> bool {
 }
 
 #[test]
-fn without_its_protection_a_read_sees_half_of_a_write() {
-    assert!(some_read_is_torn(Some(Sabotage::Halves)));
+fn an_unprotected_split_read_sees_half_of_a_write() {
+    assert!(some_read_is_torn(Some(Sabotage::SplitReads)));
     assert!(!some_read_is_torn(None));
 }
 
 #[test]
-fn whoever_counts_reads_counts_one_in_two_halves_once() {
+fn a_split_read_counts_as_one_read() {
     simulate(4, async {
         let site = Site::new(Vec::new(), None).await;
         let calls_counted = || {
@@ -168,7 +168,7 @@ fn whoever_counts_reads_counts_one_in_two_halves_once() {
         };
         for number in 1..=10 {
             let before = calls_counted();
-            assert_eq!(site.read(0, LEN).await.unwrap().1, 2, "two halves");
+            assert_eq!(site.read(0, LEN).await.unwrap().1, 2, "two parts");
             assert_eq!(calls_counted() - before, 1);
             let counted = site.metrics.snapshot();
             let read = counted.ops.iter().find(|one| one.op == Op::Read).unwrap();
@@ -178,7 +178,7 @@ fn whoever_counts_reads_counts_one_in_two_halves_once() {
 }
 
 #[test]
-fn halves_go_together_wherever_the_file_ends() {
+fn the_parts_of_a_split_read_join_wherever_the_file_ends() {
     simulate(3, async {
         let site = Site::new(Vec::new(), None).await;
         let content: Vec<u8> = (0..LEN).map(|at| (at / 7) as u8).collect();
@@ -218,7 +218,7 @@ fn what_is_read_comes_behind_what_is_in_the_buffer() {
 }
 
 #[test]
-fn a_half_that_fails_has_the_whole_read() {
+fn a_failed_part_of_a_split_read_repeats_the_whole_read() {
     for nth in [1, 2] {
         simulate(nth, async {
             let error = Some(Errno::EIO);
@@ -310,7 +310,7 @@ impl Sink for BreakingSink<'_> {
 /// connection. The other part found nothing to be put to, which ended the process.
 // proves: P17
 #[test]
-fn a_connection_that_breaks_in_the_data_of_a_half_is_no_harm() {
+fn a_connection_that_breaks_within_a_split_read_does_no_harm() {
     for seed in 0..4 {
         simulate(seed, async {
             let to_break = Arc::new(AtomicBool::new(false));

@@ -1,4 +1,4 @@
-//! What a server asks of its clients, and what it tells them unasked.
+//! Questions and notifications of a server to its clients.
 
 mod common;
 
@@ -22,7 +22,7 @@ fn name(text: &str) -> &Name {
 
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
 
-/// A server whose making of names takes `delay`, so that it can be looked at meanwhile.
+/// A server that takes `delay` to make a name, so that a status can be requested meanwhile.
 fn slow_server(delay: Duration) -> Server {
     let slow = Fault { op: Some(Op::Make), when: When::Always, delay, error: None };
     let below = Observed::new(Arc::new(memory()), Arc::new(Faults::new(vec![slow])));
@@ -75,7 +75,7 @@ fn clients_tell_the_jobs_of_callers_when_their_server_is_looked_at() {
 /// Nobody else is woken for it.
 // proves: P8
 #[test]
-fn who_caches_an_open_file_is_told_once_when_another_client_changes_it() {
+fn a_client_that_caches_an_open_file_is_notified_once_of_a_change() {
     simulate(12, async {
         let (network, scope) = (Network::new(), Scope::new());
         let server = server_of(memory(), ServerOptions::default());
@@ -84,14 +84,14 @@ fn who_caches_an_open_file_is_told_once_when_another_client_changes_it() {
         for caches in [true, true, false] {
             let options = ClientOptions { caches, ..client_options() };
             let fs = connect(network.connector("s"), options).await.unwrap();
-            let told = Arc::new(Mutex::new(Vec::new()));
-            let tell = told.clone();
+            let notified = Arc::new(Mutex::new(Vec::new()));
+            let tell = notified.clone();
             fs.hear_changes_by(Box::new(move |files| tell.lock().unwrap().extend(files)));
             clients.push(fs);
-            heard.push(told);
+            heard.push(notified);
         }
         let news = || -> Vec<_> {
-            heard.iter().map(|told| std::mem::take(&mut *told.lock().unwrap())).collect()
+            heard.iter().map(|notified| std::mem::take(&mut *notified.lock().unwrap())).collect()
         };
         let root = clients[0].info().root;
         let (entry, file) = clients[0].create(&cx, root, name("f"), NEW).await.unwrap();
@@ -127,15 +127,19 @@ fn who_caches_an_open_file_is_told_once_when_another_client_changes_it() {
         dray_rt::sleep(Duration::from_secs(1)).await;
         files[1].write(&cx, Write::at(9), Buf::from(&b"x"[..])).await.unwrap();
         dray_rt::sleep(Duration::from_secs(1)).await;
-        assert_eq!(news(), [vec![], vec![entry.id], vec![]], "who has closed it is not told");
+        assert_eq!(
+            news(),
+            [vec![], vec![entry.id], vec![]],
+            "a client that closed it is not notified"
+        );
     });
 }
 
-/// It counted as answers that the client had not read. On a slow network whoever had about as many
-/// calls under way as it may lost its connection for that, as if it had made more.
+/// Notifications counted as answers that the client had not read. On a slow network a client near
+/// its bound of calls lost its connection, as if it had exceeded the bound.
 // proves: P8
 #[test]
-fn what_a_client_is_told_takes_no_place_of_its_calls() {
+fn notifications_take_no_room_from_calls() {
     simulate(13, async {
         let (network, scope) = (Network::new(), Scope::new());
         let server = server_of(memory(), ServerOptions { calls_max: 4, ..Default::default() });
@@ -144,8 +148,8 @@ fn what_a_client_is_told_takes_no_place_of_its_calls() {
         let [writer, reader] =
             [options.clone(), options].map(|options| connect(network.connector("s"), options));
         let (writer, reader) = (writer.await.unwrap(), reader.await.unwrap());
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let tell = told.clone();
+        let notified = Arc::new(Mutex::new(Vec::new()));
+        let tell = notified.clone();
         reader.hear_changes_by(Box::new(move |files| tell.lock().unwrap().push(files)));
         let root = writer.info().root;
         let (entry, changed) = writer.create(&cx, root, name("f"), NEW).await.unwrap();
@@ -165,14 +169,14 @@ fn what_a_client_is_told_takes_no_place_of_its_calls() {
             .collect();
         dray_rt::sleep(Duration::from_millis(200)).await;
         for _ in 0..3 {
-            // What was told of these writes is under way when this comes.
+            // The notifications of these writes are under way when this comes.
             assert!(read.getattr(&cx).await.is_ok());
         }
         for write in writes {
             assert_eq!(write.await.unwrap(), 1);
         }
         dray_rt::sleep(Duration::from_secs(10)).await;
-        assert!(told.lock().unwrap().len() > 2, "it was told too little at once");
+        assert!(notified.lock().unwrap().len() > 2, "it got too few notifications at once");
         assert_eq!(network.counts().lost, 0, "a connection was ended");
     });
 }

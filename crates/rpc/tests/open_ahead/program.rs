@@ -84,7 +84,7 @@ impl Program {
     }
 
     pub fn made(&self) -> u64 {
-        self.fs.session().status().ahead.made
+        self.fs.session().status().open_ahead.made
     }
 }
 
