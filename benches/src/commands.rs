@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dray_bench::args::BenchArgs;
 use dray_bench::field::StatusFields;
-use dray_bench::load::{Daemons, Sample, Until};
+use dray_bench::load::{Daemons, RunLength, Sample};
 use dray_bench::measure::Printer;
 use dray_bench::syscalls::SyscallCounter;
 use dray_bench::target::FileLocation;
@@ -79,7 +79,7 @@ fn file_bytes(args: &BenchArgs) -> CommandResult<u64> {
 fn load(args: &BenchArgs) -> CommandResult {
     let (printer, place, file_bytes) = (Printer::new(args)?, place(args)?, file_bytes(args)?);
     let daemons = Daemons { client: args.pids("client")?, server: args.pids("server")? };
-    let until = Until::Time(Duration::from_secs_f64(args.number("secs", 2.0)?));
+    let until = RunLength::Time(Duration::from_secs_f64(args.number("secs", 2.0)?));
     let names = args.number("names", 4000)?;
     for spec in args.plain() {
         let (name, jobs) = spec.split_once(':').unwrap_or((spec, "1"));
@@ -110,7 +110,7 @@ fn count_load(args: &BenchArgs, printer: &Printer, run: Run, name: &str) -> Comm
     let listing = name.starts_with("readdir");
     let once = |count: u64| -> CommandResult<Counts> {
         workload::prepare_names(run.place, name, count)?;
-        count_once(&Run { until: Until::Count(count), names: count, ..run }, name, &fields)
+        count_once(&Run { until: RunLength::Count(count), names: count, ..run }, name, &fields)
     };
     // A listing is one operation; the empty run before it takes off what status costs.
     let (less, more) = (once(if listing { 0 } else { count })?, once(count * 2)?);
@@ -217,7 +217,7 @@ fn idle_sessions(args: &BenchArgs) -> CommandResult {
 }
 
 /// `lock-waiters --address tcp://HOST:PORT --export NAME --file NAME [--count N] [--rounds N]`: the
-/// time in which the last of N waiting requests was told that it was given up, of the slowest round.
+/// time in which the last of N waiting requests learned that it was given up, of the slowest round.
 fn lock_waiters(args: &BenchArgs) -> CommandResult {
     let address = args.need("address")?.parse().map_err(context("--address"))?;
     let how_many = (args.number("count", 5000)?, args.number("rounds", 1)?);

@@ -37,7 +37,7 @@ impl Sample {
 
 /// How long a run lasts.
 #[derive(Clone, Copy, Debug)]
-pub enum Until {
+pub enum RunLength {
     /// For this time.
     Time(Duration),
     /// For this many operations on each thread.
@@ -101,7 +101,7 @@ impl Clocks {
 pub fn run<'e>(
     place: &FileLocation,
     jobs: usize,
-    until: Until,
+    until: RunLength,
     daemons: &Daemons,
     prepare: Prepare<'_, 'e>,
 ) -> CommandResult<Sample> {
@@ -133,7 +133,7 @@ pub fn run<'e>(
 fn one_job<'e>(
     place: &FileLocation,
     job: usize,
-    until: Until,
+    until: RunLength,
     barrier: &Barrier,
     prepare: Prepare<'_, 'e>,
 ) -> CommandResult<(u64, u64)> {
@@ -146,8 +146,8 @@ fn one_job<'e>(
     let (mut ops, mut bytes) = (0, 0);
     loop {
         let over = match until {
-            Until::Time(time) => begin.elapsed() >= time,
-            Until::Count(count) => ops >= count,
+            RunLength::Time(time) => begin.elapsed() >= time,
+            RunLength::Count(count) => ops >= count,
         };
         if over {
             return Ok((ops, bytes));

@@ -43,8 +43,8 @@ async fn opened(
 }
 
 /// `count` requests wait for ranges of the file `name` behind a lock on all of it, and are then all
-/// given up at once; so many times. Answers how long the slowest round's end took, until the last was
-/// told. Errors: there is no such server, or no such file.
+/// given up at once; so many times. Answers how long the slowest round's end took, until the last
+/// got its answer. Errors: there is no such server, or no such file.
 pub fn give_up(
     address: &Address,
     export: &str,

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use dray_backends::null::NullFs;
 use dray_core::FsUuid;
-use dray_fuse::{Device, MountOptions, Mounted, Options, Transport, TransportWish, mount};
+use dray_fuse::{Device, MountOptions, Options, ServedMount, Transport, TransportWish, mount};
 
 use crate::{CommandResult, context};
 
@@ -30,7 +30,7 @@ pub fn serve(at: &Path, transport: &str) -> CommandResult {
     let descriptor = mount(at, &mount_options).map_err(context(&place))?;
     let device = Device::new(descriptor).map_err(context(&place))?;
     let fs = NullFs::new(FsUuid(1), FILE_BYTES);
-    let mounted = Mounted::start_with(fs, device, options).map_err(context(&place))?;
+    let mounted = ServedMount::start_with(fs, device, options).map_err(context(&place))?;
     if mounted.stats().transport != wanted {
         return Err(format!("{place}: the kernel does not offer the transport {transport}"));
     }

@@ -6,7 +6,7 @@
 //!
 //! The server is this program started again. Both sides set `TCP_NODELAY`, touch the
 //! same buffer over and over, and choose no CPU unless asked to share one. They use the
-//! system's congestion control, or the one they are told: dray has its own on loopback.
+//! system's congestion control, or the one that the command line names: dray has its own on loopback.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -26,7 +26,7 @@ use std::ffi::CString;
 use std::fs;
 use std::path::Path;
 
-use crate::load::{Daemons, Prepare, Sample, Until, run};
+use crate::load::{Daemons, Prepare, RunLength, Sample, run};
 use crate::target::{FileCalls, FileLocation, OpenKind};
 use crate::{CommandResult, context};
 
@@ -46,7 +46,7 @@ pub struct Run<'a> {
     /// Threads.
     pub jobs: usize,
     /// How long.
-    pub until: Until,
+    pub until: RunLength,
     /// Size of each job's file, bytes; whole MiB.
     pub file_bytes: u64,
     /// Files of the metadata workloads.
@@ -215,7 +215,7 @@ impl Run<'_> {
         if !drop_pages() {
             eprintln!("dray-bench: may not drop caches: pages may be known");
         }
-        run(self.place, self.jobs, Until::Count(1), self.daemons, &|target, job| {
+        run(self.place, self.jobs, RunLength::Count(1), self.daemons, &|target, job| {
             let file = target.open(&target.path(&file_name(job)), how).map_err(context("open"))?;
             let mut block = Aligned::new(size);
             Ok(Box::new(move |_| {
@@ -341,13 +341,13 @@ impl Run<'_> {
             }
             whole(names, MANY_NAMES).map(|_| 0)
         };
-        run(self.place, 1, Until::Count(1), self.daemons, &|target, _| {
+        run(self.place, 1, RunLength::Count(1), self.daemons, &|target, _| {
             Ok(Box::new(move |_| list(&*target)))
         })
     }
 
     /// One thread, `names` operations.
     fn counted<'e>(&self, prepare: Prepare<'_, 'e>) -> CommandResult<Sample> {
-        run(self.place, 1, Until::Count(self.names), self.daemons, prepare)
+        run(self.place, 1, RunLength::Count(self.names), self.daemons, prepare)
     }
 }

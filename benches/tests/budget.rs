@@ -45,7 +45,7 @@ const BUDGETS: [Budget; 10] = [
     // a busy machine that is over now and then, and takes a timer and a message of its own.
     budget("open_close", 3.5, 9.5, 0.0, 1.0, 18.0),
     // One more each for the intent that lets a restarted server tell what was applied.
-    // At the client for the note of the name, by which a loss of power can be told.
+    // At the client for the note of the name, by which a loss of power can be reported.
     budget("create_close", 4.5, 18.0, 0.0, 1.0, 18.0),
     budget("put_4k", 3.5, 22.0, 4096.0, 1.0, 9.0),
     budget("remove", 2.1, 9.1, 0.0, 1.0, 9.0),

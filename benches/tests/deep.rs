@@ -129,7 +129,7 @@ fn check(below: impl FnOnce(&Path) -> Option<PathBuf>) {
     posix::release().unwrap();
 }
 
-/// Each listing of a directory looked for the export's root above it: whoever removed a tree of 4000
+/// Each listing of a directory looked for the export's root above it: a program that removed a tree of 4000
 /// directories, one in the other, waited 44 s.
 // proves: P16
 #[test]

@@ -26,8 +26,8 @@ git_takes_turns() {
     [ -z "$(git -C "$scratch/$1/turns" status --porcelain)" ]
 }
 
-# commit_all SIDE: a file after the other. git's lock files keep the sides apart, and whoever finds
-# one tries again.
+# commit_all SIDE: a file after the other. git's lock files keep the sides apart, and a process that
+# finds one tries again.
 commit_all() {
     local at=$scratch/$1/at-once number name try
     for number in $(seq 8); do

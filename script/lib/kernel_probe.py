@@ -359,7 +359,7 @@ def birth_time():
     below, above = born(at("store", "export", path)), born(at("mnt", path))
     assert below is not None
     if above is None:
-        return "no: not told"
+        return "no: not announced"
     assert below == above, f"{above}, below {below}"
 
 
@@ -377,7 +377,7 @@ def space():
 
 
 def writer(base, name, stop, done, aborted):
-    """Appends numbered lines, makes and renames directories in `base`, until told to stop. What
+    """Appends numbered lines, makes and renames directories in `base`, until it gets the order to stop. What
     was acknowledged is noted beside the mount."""
     log = os.open(f"{base}/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     number = 0
@@ -492,7 +492,7 @@ def on_ring(action):
 
 
 def chosen():
-    """Which transport a mount takes that is not told."""
+    """Which transport a mount takes by default."""
     mount("auto")
     report = status("auto")
     umount("auto")

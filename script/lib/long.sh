@@ -1,7 +1,7 @@
-# What the load tests of script/long share: a stranger, who does little, beside an aggressor, who
+# What the load tests of script/long share: a bystander, who does little, beside an aggressor, who
 # does as much as it can. To be sourced by bash, after common.sh and mounts.sh.
 
-# Seconds that a stranger is measured for, alone and beside the aggressor.
+# Seconds that a bystander is measured for, alone and beside the aggressor.
 STRANGER_SECS=${STRANGER_SECS:-5}
 # Seconds that the aggressor has to get going.
 HEAD_START_SECS=${HEAD_START_SECS:-2}
@@ -12,7 +12,7 @@ latency_of() {
         python3 "$root/script/lib/latency.py" "$1" "$2" "$STRANGER_SECS"
 }
 
-# beside NAME GOAL OPERATION DIR AGGRESSOR...: a check. The p99 of the stranger's OPERATION in DIR
+# beside NAME GOAL OPERATION DIR AGGRESSOR...: a check. The p99 of the bystander's OPERATION in DIR
 # beside the command AGGRESSOR is at most GOAL times the p99 that it has alone. Alone it is measured
 # before and after the aggressor, and the larger p99 of the two counts: what else the machine does
 # must not pass for the aggressor. The command runs in a subshell, and is ended with all that it
@@ -63,7 +63,7 @@ settle() {
     set_throttle "$throttled_to"
 }
 
-# throttle BYTES_PER_S: limits what is written to the store's loop device, whoever asks for it.
+# throttle BYTES_PER_S: limits what is written to the store's loop device, for all processes.
 # Ended with `throttle 0`, and with the device. False where the kernel has no such limit (control
 # groups of version 2 have none for their root, and writeback belongs to that).
 throttle() {

@@ -1,8 +1,8 @@
 # What suites ask after a loss of power of the server's machine. To be sourced by bash, after
 # mounts.sh; files under test are open as descriptor 7.
 
-# told NAME KEY: a number of the mount's status on what may not be on media.
-told() {
+# unsynced_count NAME KEY: a number of the mount's status on what may not be on media.
+unsynced_count() {
     "$DRAY" status "$scratch/$1" --json |
         python3 -c 'import json, sys; print(json.load(sys.stdin)["unsynced"][sys.argv[1]])' "$2"
 }

@@ -68,7 +68,7 @@ mounts_below() {
 }
 
 # end_processes FILE: those whose "PID START-TIME" stand in it: first asked, then killed. The
-# start time tells them from strangers that were given the number later.
+# start time distinguishes them from processes that got the number later.
 end_processes() {
     local pid start left signal
     for signal in TERM TERM KILL; do
@@ -193,8 +193,8 @@ mount_target() {
     die "the mount does not start"
 }
 
-# unmount_at NAME: in good order. Whoever looks at all mounts of the machine (df) may be in it for
-# a moment.
+# unmount_at NAME: in good order. A process that looks at all mounts of the machine (df) may be in it
+# for a moment.
 unmount_at() { wait_up_to 60 "$DRAY" umount "$scratch/$1"; }
 
 # check NAME COMMAND...: a test. What it says is shown if it fails; `set -e` holds in it.

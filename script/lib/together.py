@@ -137,7 +137,7 @@ def log_lines(directory):
 
 
 def rotate(directory, done):
-    """Moves the log away all the time; whoever writes opens it anew for each line."""
+    """Moves the log away all the time; each writer opens it anew for each line."""
     number = 0
     while True:
         last = done.is_set()

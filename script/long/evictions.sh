@@ -9,7 +9,7 @@ begin evictions
 store 3000
 serve
 mount_at aggressor
-mount_at stranger
+mount_at bystander
 mkdir "$scratch/store/export/quiet" "$scratch/store/export/large"
 # A hundred directories: each of the 64 parts into which a server could cut them has one, and the
 # other client's has, too.
@@ -45,11 +45,11 @@ removals() {
     done
 }
 
-beside mkdir-removals-quiet-disk 3 mkdir "$scratch/stranger/quiet" removals
-beside stat-removals-quiet-disk 3 stat "$scratch/stranger/quiet" removals
+beside mkdir-removals-quiet-disk 3 mkdir "$scratch/bystander/quiet" removals
+beside stat-removals-quiet-disk 3 stat "$scratch/bystander/quiet" removals
 if throttle $((20 << 20)); then
-    beside mkdir-removals-slow-disk 20 mkdir "$scratch/stranger/quiet" removals
-    beside stat-removals-slow-disk 20 stat "$scratch/stranger/quiet" removals
+    beside mkdir-removals-slow-disk 20 mkdir "$scratch/bystander/quiet" removals
+    beside stat-removals-slow-disk 20 stat "$scratch/bystander/quiet" removals
     throttle 0
 else
     skip slow-disk "this kernel has no blkio.throttle of control groups, version 1"

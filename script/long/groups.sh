@@ -9,7 +9,7 @@ begin groups
 store 300
 serve
 mount_at aggressor
-mount_at stranger
+mount_at bystander
 mkdir "$scratch/store/export/quiet"
 
 # users COUNT: eight processes, of two users in turn, each in COUNT groups, look at a file all the time.
@@ -36,7 +36,7 @@ PYTHON
 }
 
 # Each also alone, so that what eight processes cost anyway is known.
-beside stat-8-users-in-10-groups 3 stat "$scratch/stranger/quiet" users 10
-beside stat-8-users-in-1000-groups 3 stat "$scratch/stranger/quiet" users 1000
-beside stat-8-users-in-19900-groups 3 stat "$scratch/stranger/quiet" users 19900
+beside stat-8-users-in-10-groups 3 stat "$scratch/bystander/quiet" users 10
+beside stat-8-users-in-1000-groups 3 stat "$scratch/bystander/quiet" users 1000
+beside stat-8-users-in-19900-groups 3 stat "$scratch/bystander/quiet" users 19900
 finish

@@ -10,7 +10,7 @@ cd "$root" && cargo build --quiet --profile ci -p dray-bench || die "the benchma
 begin locks
 store 300
 serve
-mount_at stranger
+mount_at bystander
 touch "$scratch/store/export/contended"
 chmod 666 "$scratch/store/export/contended"
 
@@ -32,6 +32,6 @@ check withdrawals withdrawals_are_cheap
 sed -n 's/^figure /figure locks /p' "$scratch/check.log"
 
 STRANGER_SECS=20
-beside stat-waiters-give-up 3 stat "$scratch/stranger" give_up 5000 10
-beside lock-waiters-give-up 3 lock "$scratch/stranger" give_up 5000 10
+beside stat-waiters-give-up 3 stat "$scratch/bystander" give_up 5000 10
+beside lock-waiters-give-up 3 lock "$scratch/bystander" give_up 5000 10
 finish

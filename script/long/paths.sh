@@ -27,7 +27,7 @@ PYTHON
 mkdir "$scratch/store/export/quiet"
 serve
 mount_at aggressor
-mount_at stranger
+mount_at bystander
 # The server learns all names.
 find "$scratch/aggressor" -type f -size +1M >/dev/null
 
@@ -55,7 +55,7 @@ nobody_waits_long() {
     rename_all &
     aggressor=$!
     set +m
-    with=$(latency_of stat "$scratch/stranger/quiet")
+    with=$(latency_of stat "$scratch/bystander/quiet")
     kill -TERM -- "-$aggressor" 2>/dev/null || true
     echo "figure stat-beside-rewrites: $names names, p50 p99 max count: $with us"
     [ "$(awk '{ print $3 }' <<<"$with")" -le "$longest_us" ]

@@ -9,7 +9,7 @@ begin shares
 store 300
 serve
 mount_at aggressor
-mount_at stranger
+mount_at bystander
 touch "$scratch/store/export/greedy" "$scratch/store/export/modest"
 
 # greedy WHAT: takes all `locks` or `files` that it can have, says how many these are, and keeps them.
@@ -61,7 +61,7 @@ PYTHON
 
 # modest WHAT: takes one.
 modest() {
-    python3 - "$scratch/stranger/modest" <<'PYTHON'
+    python3 - "$scratch/bystander/modest" <<'PYTHON'
 import fcntl
 import os
 import sys

@@ -9,7 +9,7 @@ begin streams
 store 3000
 serve
 mount_at aggressor
-mount_at stranger
+mount_at bystander
 mkdir "$scratch/store/export/streams" "$scratch/store/export/quiet"
 
 # streams NUMBER [DIR]: so many files are written over and over, each by a process of its own.
@@ -25,15 +25,15 @@ streams() {
 
 # What the machine itself makes another client wait: the same streams without dray. No goal of dray's, but
 # where processors are few, more than that cannot be asked of it on a quiet disk.
-beside stat-24-streams-of-others 100000 stat "$scratch/stranger/quiet" streams 24 "$scratch/store/bare"
+beside stat-24-streams-of-others 100000 stat "$scratch/bystander/quiet" streams 24 "$scratch/store/bare"
 quiet_goal=$(awk -v ratio="${ratio:-0}" 'BEGIN { print (ratio > 3 ? ratio : 3) }')
 
-beside stat-1-stream-quiet-disk "$quiet_goal" stat "$scratch/stranger/quiet" streams 1
-beside stat-24-streams-quiet-disk "$quiet_goal" stat "$scratch/stranger/quiet" streams 24
+beside stat-1-stream-quiet-disk "$quiet_goal" stat "$scratch/bystander/quiet" streams 1
+beside stat-24-streams-quiet-disk "$quiet_goal" stat "$scratch/bystander/quiet" streams 24
 if throttle $((20 << 20)); then
-    beside stat-1-stream-slow-disk 20 stat "$scratch/stranger/quiet" streams 1
-    beside stat-24-streams-slow-disk 20 stat "$scratch/stranger/quiet" streams 24
-    beside mkdir-24-streams-slow-disk 20 mkdir "$scratch/stranger/quiet" streams 24
+    beside stat-1-stream-slow-disk 20 stat "$scratch/bystander/quiet" streams 1
+    beside stat-24-streams-slow-disk 20 stat "$scratch/bystander/quiet" streams 24
+    beside mkdir-24-streams-slow-disk 20 mkdir "$scratch/bystander/quiet" streams 24
     throttle 0
 else
     skip slow-disk "this kernel has no blkio.throttle of control groups, version 1"

@@ -12,8 +12,8 @@ store 1000
 mkdir -m 777 "$scratch/memory/export"
 
 # Halves of the failures, each the other way round over the other transport.
-halves=(0 1)
-[ "$transport" = classic ] || halves=(1 0)
+parts=(0 1)
+[ "$transport" = classic ] || parts=(1 0)
 
 # census DIR HALF
 census() {
@@ -24,8 +24,8 @@ census() {
         --seed "${CENSUS_SEED:-1}" "${how[@]}" | tee "$scratch/census.log"
 }
 CHECK_LINES=100
-check ext4 census "$scratch/store/export" "${halves[0]}"
+check ext4 census "$scratch/store/export" "${parts[0]}"
 [ -z "${CENSUS_SECONDS:-}" ] || cat "$scratch/census.log"
-check tmpfs census "$scratch/memory/export" "${halves[1]}"
+check tmpfs census "$scratch/memory/export" "${parts[1]}"
 [ -z "${CENSUS_SECONDS:-}" ] || cat "$scratch/census.log"
 finish

@@ -1,7 +1,7 @@
 #!/bin/bash
 # The server's machine loses power for real: it is an emulated one, with an ext4 on a disk of
-# its own, and is killed with what it had not written. What clients kept is sent again; of what
-# they did not keep they are told. outage.sh [classic|uring]
+# its own, and is killed with what it had not written. What clients kept is sent again. The
+# loss of what they did not keep is reported. outage.sh [classic|uring]
 # transports: classic
 #
 # The guest's kernel is made once and kept in target/guests: in CI by the step `guest`, within a
@@ -33,7 +33,7 @@ need e2fsprogs || true
 mkfs.ext4 -q -F -m 0 "$disk"
 mount -o loop "$disk" "$scratch/store"
 mkdir "$scratch/store/export" "$scratch/store/state"
-for name in open closed told untold; do : >"$scratch/store/export/$name"; done
+for name in open closed reported unreported; do : >"$scratch/store/export/$name"; done
 umount "$scratch/store"
 
 # What the machine does: it writes nothing by itself that nobody syncs, so that a loss of
@@ -125,8 +125,8 @@ kept_is_sent_again() {
     cmp -n 2000000 "$scratch/data" "$at/closed"
     [ "$(tail -c +2000001 "$at/closed")" = behind ]
     [ "$(stat -c %s "$at/open")" = 3000000 ]
-    [ "$(told mnt losses)" = 0 ]
-    [ "$(told mnt power_losses)" = 1 ]
+    [ "$(unsynced_count mnt losses)" = 0 ]
+    [ "$(unsynced_count mnt power_losses)" = 1 ]
     # What was synced afterwards stays.
     sync "$at/closed"
     power_off
@@ -135,20 +135,20 @@ kept_is_sent_again() {
     power_on
 }
 
-# Without replay whoever has the file open is told at the next sync, once; of closed ones, and
-# of names, the mount's status tells.
-not_kept_is_told() {
+# Without replay the next sync of an open file reports its loss, once. The mount's status reports
+# losses of closed files and of names.
+unkept_loss_is_reported() {
     mount_at bare replay=0
     local at=$scratch/bare
-    exec 7<>"$at/told"
+    exec 7<>"$at/reported"
     head -c 1000000 /dev/urandom >&7
-    head -c 1000000 /dev/urandom >"$at/untold"
+    head -c 1000000 /dev/urandom >"$at/unreported"
     echo here >"$at/fresh"
     power_off
     power_on
     sync_7_tells_once
     exec 7>&-
-    [ "$(told bare losses)" -ge 2 ]
+    [ "$(unsynced_count bare losses)" -ge 2 ]
     "$DRAY" status "$at" --json | grep "it was not kept" >/dev/null
     if [ ! -e "$at/fresh" ]; then
         "$DRAY" status "$at" --json | grep "no file has the name any more" >/dev/null
@@ -163,5 +163,5 @@ checked() {
 power_on
 mount_at mnt replay=64M
 checked kept-is-sent-again kept_is_sent_again
-checked not-kept-is-told not_kept_is_told
+checked unkept-loss-is-reported unkept_loss_is_reported
 finish

@@ -1,7 +1,7 @@
 #!/bin/bash
 # The server's machine loses power: its disk goes on with what it had been given, which is a
 # copy of the image behind the mounted file system, and everything else is gone. What clients
-# kept is sent again; of what they did not keep they are told. power.sh [classic|uring]
+# kept is sent again. The loss of what they did not keep is reported. power.sh [classic|uring]
 # proves: P102
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"
@@ -76,31 +76,31 @@ kept_is_sent_again() {
     [ "$(stat -c %s "$at/closed")" = 5000000 ]
     [ "$(stat -c %s "$at/open")" = 8000000 ]
     cmp "$at/closed" "$scratch/store/export/closed"
-    [ "$(told mnt losses)" = 0 ]
-    [ "$(told mnt power_losses)" = "$try" ]
+    [ "$(unsynced_count mnt losses)" = 0 ]
+    [ "$(unsynced_count mnt power_losses)" = "$try" ]
 }
 
-# Without replay whoever has the file open is told at the next sync, once; of closed ones
-# the mount's status tells.
-not_kept_is_told() {
+# Without replay the next sync of an open file reports its loss, once. The mount's status reports
+# losses of closed files.
+unkept_loss_is_reported() {
     mount_at bare replay=0
     local at=$scratch/bare
-    base told untold
-    exec 7<>"$at/told"
+    base reported unreported
+    exec 7<>"$at/reported"
     head -c 3000000 /dev/urandom >&7
-    head -c 3000000 /dev/urandom >"$at/untold"
+    head -c 3000000 /dev/urandom >"$at/unreported"
     lose_power
     serve_machine
     sync_7_tells_once
     exec 7>&-
-    [ "$(told bare losses)" -ge 2 ]
-    [ "$(told bare lost_bytes)" -ge 6000000 ]
+    [ "$(unsynced_count bare losses)" -ge 2 ]
+    [ "$(unsynced_count bare lost_bytes)" -ge 6000000 ]
     "$DRAY" status "$at" --json | grep "it was not kept" >/dev/null
     unmount_at bare
 }
 
-# A file whose name did not get onto media is gone, and that is told.
-lost_names_are_told() {
+# A file whose name did not get onto media is gone, and its loss is reported.
+lost_names_are_reported() {
     local at=$scratch/mnt
     mkdir "$at/fresh"
     echo here >"$at/fresh/file"
@@ -121,6 +121,6 @@ checked() {
 serve_machine
 mount_at mnt replay=64M
 checked kept-is-sent-again kept_is_sent_again
-checked not-kept-is-told not_kept_is_told
-checked lost-names-are-told lost_names_are_told
+checked unkept-loss-is-reported unkept_loss_is_reported
+checked lost-names-are-reported lost_names_are_reported
 finish

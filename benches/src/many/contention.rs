@@ -9,7 +9,7 @@ use dray_core::{
 
 use super::Many;
 use super::crowd::{GroupMember, MemberReport};
-use super::life::{lock, make};
+use super::restarts::{lock, make};
 use crate::{CommandResult, context};
 
 /// Operations of all clients together.
@@ -53,20 +53,20 @@ impl Many {
 
     /// The file that all use.
     fn shared_file(&self) -> CommandResult<FileId> {
-        let (tell, told_id) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         self.crowd.begin(0..1, move |member, mut report| {
-            let tell = tell.clone();
+            let sender = sender.clone();
             async move {
                 if let Some(file) = report.step(make(&member, "shared")).await {
                     let how = Write::at(0);
                     let data = Buf::from(&[7; 4096][..]);
                     report.step(file.write(&Context::system(), how, data)).await;
-                    let _ = tell.send(file.id()); // it is waited for
+                    let _ = sender.send(file.id()); // it is waited for
                 }
                 report
             }
         });
-        told_id.recv().map_err(context("the shared file"))
+        receiver.recv().map_err(context("the shared file"))
     }
 
     fn contend(&self, (name, wish): (&str, Wish), crowd: usize, shared: FileId) {
@@ -88,7 +88,7 @@ impl Many {
         let last = wall / done.whole().part(0.5).max(1e-9);
         self.says.put(&format!("{metric}_last_to_middle"), last, "ratio");
         self.says.failures(&metric, &done);
-        self.crowd.begin(0..crowd, tidy).wait();
+        self.crowd.begin(0..crowd, remove_files).wait();
     }
 }
 
@@ -169,7 +169,7 @@ async fn contend(
 
 static LARGE_DATA: [u8; LARGE_BYTES] = [7; LARGE_BYTES];
 
-async fn tidy(member: Arc<GroupMember>, mut report: MemberReport) -> MemberReport {
+async fn remove_files(member: Arc<GroupMember>, mut report: MemberReport) -> MemberReport {
     for file in member.give_up_files() {
         report.step(file.close(&Context::system())).await;
     }

@@ -140,13 +140,13 @@ impl ClientGroup {
     pub fn new(plan: &ManyClientsPlan, threads: usize, first: usize) -> CommandResult<ClientGroup> {
         let mut stations = Vec::new();
         for index in 0..threads {
-            let (tell, mut told_to) = mpsc::unbounded_channel();
+            let (sender, mut orders) = mpsc::unbounded_channel();
             let plan = plan.clone();
             let station = move || {
                 let Ok(mut executor) = Executor::new(DriverKind::Epoll) else { return };
                 executor.block_on(async {
                     let members = Arc::new(Mutex::new(Vec::new()));
-                    while let Some(order) = told_to.recv().await {
+                    while let Some(order) = orders.recv().await {
                         spawn(carry_out(
                             order,
                             plan.clone(),
@@ -160,7 +160,7 @@ impl ClientGroup {
                 .name(format!("crowd-{index}"))
                 .spawn(station)
                 .map_err(context("a thread of the crowd"))?;
-            stations.push(tell);
+            stations.push(sender);
         }
         Ok(ClientGroup { stations, count: 0 })
     }
@@ -169,11 +169,11 @@ impl ClientGroup {
     pub fn connect(&mut self, count: usize) -> GroupReport {
         let range = self.count..self.count + count;
         self.count += count;
-        let (tell, reports) = channel();
+        let (sender, reports) = channel();
         for station in &self.stations {
-            let _ = station.send(Order::Connect(range.clone(), tell.clone())); // it shows as missing
+            let _ = station.send(Order::Connect(range.clone(), sender.clone())); // it shows as missing
         }
-        drop(tell);
+        drop(sender);
         GroupWork { reports }.wait()
     }
 
@@ -187,9 +187,9 @@ impl ClientGroup {
         F: Future<Output = MemberReport> + Send + 'static,
     {
         let work: Work = Arc::new(move |member, report| Box::pin(work(member, report)));
-        let (tell, reports) = channel();
+        let (sender, reports) = channel();
         for station in &self.stations {
-            let _ = station.send(Order::Run(which.clone(), work.clone(), tell.clone())); // as above
+            let _ = station.send(Order::Run(which.clone(), work.clone(), sender.clone())); // as above
         }
         GroupWork { reports }
     }
@@ -214,17 +214,17 @@ async fn carry_out(
 ) {
     let lock = || members.lock().unwrap_or_else(PoisonError::into_inner);
     match order {
-        Order::Connect(range, tell) => {
+        Order::Connect(range, sender) => {
             let ours = range.filter(|number| number % threads == index);
             let connect = |number| spawn_join(connect_one(plan.clone(), number, first));
             let connecting: Vec<Join<_>> = ours.map(connect).collect();
             for one in connecting {
                 let Ok((member, report)) = one.await else { return };
                 lock().extend(member);
-                let _ = tell.send(report); // nobody has to wait for it
+                let _ = sender.send(report); // nobody has to wait for it
             }
         }
-        Order::Run(range, work, tell) => {
+        Order::Run(range, work, sender) => {
             let ours: Vec<_> =
                 lock().iter().filter(|member| range.contains(&member.number)).cloned().collect();
             let begin = Instant::now();
@@ -242,7 +242,7 @@ async fn carry_out(
                 .collect();
             for one in running {
                 let Ok(report) = one.await else { return };
-                let _ = tell.send(report); // as above
+                let _ = sender.send(report); // as above
             }
         }
     }

@@ -8,9 +8,9 @@
 
 mod contention;
 mod crowd;
-mod life;
 mod link;
 mod others;
+mod restarts;
 mod server;
 mod spread;
 

@@ -9,7 +9,7 @@ use dray_rt::spawn_join;
 
 use super::Many;
 use super::crowd::{Bystanders, ClientGroup, GroupMember, MemberReport};
-use super::life::make;
+use super::restarts::make;
 use crate::CommandResult;
 
 /// Clients whose calls are timed.

@@ -76,7 +76,7 @@ impl ServerProcess {
         self.child.wait().map(drop).map_err(context("waiting for the server's end"))
     }
 
-    /// Another one takes its place; one that is told another `boot` takes its machine for one that
+    /// Another one takes its place; one that gets another `boot` takes its machine for one that
     /// has lost what was not on media.
     pub fn start_again(&mut self, boot: Option<u128>) -> CommandResult {
         self.child = spawn(&self.plan, boot)?;

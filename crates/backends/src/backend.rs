@@ -2,7 +2,7 @@
 //! what the server asks of it while it is served.
 //!
 //! A [`BackendKind`] takes the options of an export, and gives a [`BackendSource`]. The source looks for
-//! the files to be served, and looks again as long as they are [`Unavailable`]. A source that succeeds
+//! the files to be served, and looks again as long as they are [`UnavailableReason`]. A source that succeeds
 //! gives a [`FoundBackend`]. The server compares it with the recorded identity of the export, and opens
 //! it: that gives the [`Backend`].
 
@@ -131,15 +131,15 @@ pub trait BackendSource: Send + Sync + fmt::Debug {
     fn find(
         &self,
         noted: Option<NotedIdentity<'_>>,
-    ) -> std::result::Result<Box<dyn FoundBackend>, Unavailable>;
+    ) -> std::result::Result<Box<dyn FoundBackend>, UnavailableReason>;
 
     /// Why it cannot be served, after [`OnDeath`] was notified during the opening.
-    fn died(&self, noted: Option<NotedIdentity<'_>>) -> Unavailable;
+    fn died(&self, noted: Option<NotedIdentity<'_>>) -> UnavailableReason;
 }
 
 /// Why there are no files to serve. Sentences for people without their beginnings and ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unavailable {
+pub enum UnavailableReason {
     /// Something is wrong.
     Wrong(String),
     /// The files are not there, and are waited for.

@@ -15,7 +15,7 @@ mod ranges;
 mod table;
 
 pub(crate) use flocks::Flocks;
-pub use table::{LockTable, Locked};
+pub use table::{LockStatus, LockTable};
 
 use dray_core::{Context, HolderId, LockOwner};
 

@@ -360,7 +360,7 @@ impl File {
         self.file.sync(&self.client.context(), false).await
     }
 
-    /// Closes it; reports write errors that were not told yet.
+    /// Closes it; reports write errors that were not reported before.
     pub async fn close(self) -> Result<()> {
         let cx = self.client.context();
         let flushed = self.file.flush(&cx, LockOwner::own(0)).await;

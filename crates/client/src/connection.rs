@@ -89,7 +89,7 @@ impl ClientConnection {
                 Ok(session) => {
                     session.goodbye();
                     return Err(ConnectError::Protocol(format!(
-                        "{one} is no projection, so that one server serves it: name that one alone"
+                        "{one} is no projection, and one server serves it: name one server only"
                     )));
                 }
                 Err(ConnectError::Definition { text }) => {
@@ -237,8 +237,8 @@ impl ClientProjection {
         let ConnectError::Definition { text } = error else { return error };
         let other = ClientProjection::of(&text).map_or(0, |one| one.definition.fingerprint());
         ConnectError::Protocol(format!(
-            "{target} has another definition of the projection ({other:016x}) than the server that was \
-             asked first ({:016x}): give all servers the same file, and restart them",
+            "{target} has another definition of the projection ({other:016x}) than the first server \
+             ({:016x}): give all servers the same file, and restart them",
             self.definition.fingerprint()
         ))
     }
@@ -266,7 +266,7 @@ impl ClientProjection {
                 Some(session) => must_be_same(target, &info, session.info())?,
                 None => {
                     let memory = memory.session_of(*index, node).map_err(no_memory)?;
-                    log::warn!("{target} is away: calls wait for it");
+                    log::warn!("{target} does not answer: calls wait until it does");
                     let begun =
                         begin_session(target, options, memory, info.clone(), BEGIN_PATIENCE).await;
                     *session = Some(begun.map_err(|error| self.explained(target, error))?);

@@ -20,7 +20,7 @@ pub struct ConnectOptions {
     /// none: for ever.
     pub timeout: Option<Duration>,
     /// What was written and is not known to be on media is kept up to this size, to be sent
-    /// again should the server's machine lose power; 0: its loss is told, no more.
+    /// again should the server's machine lose power; 0: its loss is only reported.
     pub replay_bytes: u64,
     /// What is open is cached: the server is to tell of changes by others
     /// ([`SessionControl::hear_changes_by`](dray_core::SessionControl::hear_changes_by)).
@@ -80,7 +80,7 @@ pub(crate) async fn begin_session(
     ClientSession::begin(connector, options, memory, info, patience).await
 }
 
-/// Whoever has no key shows that its machine vouches for it, as far as it may.
+/// A client without a key shows that its machine vouches for it, as far as it may.
 fn connector(target: &Target, options: &ConnectOptions) -> Arc<dyn Connect> {
     let from = match options.key {
         Some(_) => ConnectFrom::Any,

@@ -60,7 +60,7 @@ impl FromStr for Target {
             addresses.push(address);
         }
         if addresses.len() > HOSTS_MAX {
-            return wrong("it names more than 16 hosts, of which a few are enough");
+            return wrong("it names more than 16 hosts; name fewer");
         }
         let export = export.strip_suffix('/').unwrap_or(export);
         if let Err(what) = check_export(export) {

@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_of_a_split_buffer_go_together_again() {
+    fn parts_of_a_split_buffer_can_be_joined() {
         let mut left = BufMut::heap(8);
         let mut right = left.split_off(3);
         left.put(b"abc");
@@ -431,12 +431,12 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "not the other part")]
-    fn strangers_do_not_go_together() {
+    fn unrelated_buffers_cannot_be_joined() {
         BufMut::heap(8).rejoin(BufMut::heap(8));
     }
 
     #[test]
-    fn halves_of_a_split_buffer_are_apart() {
+    fn parts_of_a_split_buffer_are_separate() {
         let mut left = BufMut::heap(8);
         let mut right = left.split_off(3);
         assert_eq!((left.capacity(), right.capacity()), (3, 5));
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn the_owner_is_told_when_the_last_buffer_goes() {
+    fn the_owner_is_notified_when_the_last_buffer_goes() {
         struct Slot;
         impl Memory for Slot {}
         let owner: Arc<dyn Memory> = Arc::new(Slot);

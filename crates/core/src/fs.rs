@@ -24,12 +24,12 @@ pub type Fut<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 ///   the same bytes a backend need not see to that: the server end of a session keeps them apart, which
 ///   every front end comes through.
 /// - There are no default bodies: a new operation forces a decision everywhere.
-/// - An operation on a [`FileId`] whose file is gone answers `ESTALE`, but for a moment to whoever
+/// - An operation on a [`FileId`] whose file is gone answers `ESTALE`, but for a moment to a caller that
 ///   has just looked it up, if the file system can go on with it for him; an operation
 ///   that the file system below does not have answers `EOPNOTSUPP`.
 /// - A future must be polled to its end: give up by [`Context::cancel`], not by dropping.
 pub trait FileSystem: Send + Sync + 'static {
-    /// Identity and root. Constant for the life of the object.
+    /// Identity and root. They never change for one object.
     fn info(&self) -> &FsInfo;
 
     /// The path of `id` now, from the root on and beginning with a slash, to be shown to people.

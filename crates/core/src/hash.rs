@@ -3,7 +3,7 @@
 //! The standard library's hasher (SipHash-1-3) reads any key as a string of bytes. It takes 60 to 100
 //! instructions for a number of 64 bits. An operation on a name looks up a dozen numbers at each end.
 //!
-//! Here a number is multiplied by a secret, and both halves of the product are combined ("folded
+//! Here a number is multiplied by a secret, and the upper and lower half of the product are combined ("folded
 //! multiplication", as in wyhash). The secret is drawn when the process begins and never leaves it. So a
 //! client that chooses its numbers does not know which of them collide. That is no cryptographic
 //! promise. A map that unauthenticated peers can fill without limit must not use this hash.

@@ -22,7 +22,7 @@ number!(/// Group id of the caller.
     Gid(u32));
 number!(/// Process (thread) id on the client node.
     Pid(u32));
-number!(/// A client node: chosen at random by its mount, stable for the mount's life.
+number!(/// A client node: chosen at random by its mount, stable as long as the mount exists.
     NodeId(u64));
 number!(/// One request of one node; the replay key together with [`NodeId`].
     RequestId(u64));

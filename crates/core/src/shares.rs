@@ -134,7 +134,7 @@ impl State {
 
     fn room(&self, limit: usize, taker: Taker) -> Result<(), Shortage> {
         let (held, free) = (self.held(taker.holder), limit.saturating_sub(self.used));
-        // What all had together fitted, whoever comes back first. Nobody had more than half.
+        // What all had together fitted, in whatever order they come back. Nobody had more than half.
         if taker.claims && held < limit / 2 && free > limit / CLAIMS_LEAVE_PART {
             return Ok(());
         }
@@ -211,7 +211,7 @@ mod tests {
             let refused = shares.room(takers[0]);
             assert_eq!(refused, Err(Shortage::Share));
             let (next, _) = greedy(&shares, &[taker(99, 99)]);
-            assert_eq!(next, [each / 2], "whoever comes next");
+            assert_eq!(next, [each / 2], "the next one");
             drop(places);
             assert!(shares.used() == 0 && shares.lock().addresses.is_empty());
         }
@@ -225,8 +225,8 @@ mod tests {
         let takers: Vec<_> = (0..1000).map(|number| taker(number, 1)).collect();
         let (_, _places) = greedy(&shares, &takers);
         assert!(shares.used() <= LIMIT / 4 * 3 + 1, "{}", shares.used());
-        let (stranger, _) = greedy(&shares, &[taker(5000, 2)]);
-        assert!(stranger[0] >= LIMIT / 8 - 1, "{stranger:?}");
+        let (other, _) = greedy(&shares, &[taker(5000, 2)]);
+        assert!(other[0] >= LIMIT / 8 - 1, "{other:?}");
     }
 
     #[test]
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_counted_comes_back_by_whoever_took_it() {
+    fn each_user_gives_back_what_it_took() {
         let shares = Arc::new(Shares::new(10));
         shares.change(1, ClientAddress(7), 3);
         shares.change(1, ClientAddress(8), 1); // it has moved: the first address counts

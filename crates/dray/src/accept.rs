@@ -9,7 +9,7 @@ use crate::{evict, output, unresponsive};
 pub fn run(args: &AcceptArgs) -> Result<(), Failure> {
     let name = &args.export;
     if name.is_empty() || name.contains(char::is_whitespace) {
-        return Err(Failure::usage("an export is named as in `dray status`"));
+        return Err(Failure::usage("name the export as `dray status` shows it"));
     }
     let (mut asked, mut answers, mut silent) = (0, Vec::new(), Vec::new());
     for socket in servers(args)? {
@@ -27,7 +27,7 @@ pub fn run(args: &AcceptArgs) -> Result<(), Failure> {
     if let Some(answer) = answers.iter().find(|answer| answer["accepted"].is_string()) {
         let what = answer["accepted"].as_str().unwrap_or_default();
         output::print_line(format_args!(
-            "export `{name}` is served from {what} from now on: unmount its clients, and mount anew"
+            "export `{name}` is served from {what} from now on: unmount its clients, and mount again"
         ))?;
         return Ok(());
     }

@@ -98,9 +98,9 @@ pub enum Command {
         /// Where it is.
         mountpoint: PathBuf,
     },
-    /// Has the entries of a mount's ring come together; started by its supervisor.
-    #[command(hide = true)]
-    GatherEntries {
+    /// Reclaims entries of a mount's ring; started by its supervisor.
+    #[command(name = "gather-entries", hide = true)]
+    ReclaimEntries {
         /// Where it is.
         mountpoint: PathBuf,
     },
@@ -148,8 +148,8 @@ pub struct ServeArgs {
     ///                         [default: root: those of a client's root]
     ///   anonuid=N, anongid=N  who nobody is
     ///   allow=ADDRESS[/BITS]  who may connect; further addresses follow
-    ///                         behind commas [default: whoever gets to
-    ///                         the port]
+    ///                         behind commas [default: any that can
+    ///                         reach the port]
     ///   insecure              without a key let ordinary users of clients
     ///                         in, too: any of them can be anybody
     ///   backend=posix|memory  what serves it [default: posix, the directory];
@@ -278,7 +278,7 @@ pub struct MountArgs {
 /// Make a key, by which servers and clients know each other.
 ///
 /// Without FILE in /etc/dray/key, which `serve`, `mount` and `survey` use where it is there and
-/// nothing else is said. Bring it to the clients by a way that keeps it secret. Whoever can
+/// nothing else is said. Bring it to the clients by a way that keeps it secret. Anybody who can
 /// read it can be any user. A key that is there already is left alone.
 #[derive(Debug, clap::Args)]
 #[command(after_help = examples::KEY)]
@@ -338,7 +338,7 @@ pub struct StatusArgs {
 
 /// End a client's session: its locks and open files are given back at once.
 ///
-/// The client is told, and its mount fails every call from then on, until it is unmounted and
+/// The client is notified, and its mount fails every call from then on, until it is unmounted and
 /// mounted again; to keep it out, change allow= or the key.
 #[derive(Debug, clap::Args)]
 #[command(after_help = examples::EVICT)]
@@ -445,7 +445,7 @@ pub struct UpgradeArgs {
     pub all: bool,
 }
 
-/// What the processes of a mount are told about it.
+/// The arguments of the processes of a mount.
 #[derive(Debug, clap::Args)]
 pub struct ServedArgs {
     /// What is mounted.
@@ -508,7 +508,7 @@ pub fn own_args() -> Args {
 
 fn parse(words: Vec<OsString>, code_if_wrong: i32) -> Args {
     Args::try_parse_from(&words).unwrap_or_else(|error| {
-        let error = usage_error::told(error, &words);
+        let error = usage_error::with_advice(error, &words);
         let _ = error.print(); // to a closed stderr there is nothing to say
         std::process::exit(if error.use_stderr() { code_if_wrong } else { 0 })
     })

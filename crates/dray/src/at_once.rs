@@ -21,11 +21,11 @@ where
     let mut done: Vec<Option<O>> = inputs.iter().map(|_| None).collect();
     let threads = inputs.len().min(THREADS_MAX);
     let waiting = Arc::new(Mutex::new(inputs.into_iter().enumerate()));
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let work = Arc::new(move || {
         let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
         while let Some((at, input)) = next() {
-            if tell.send((at, work(input))).is_err() {
+            if sender.send((at, work(input))).is_err() {
                 break; // nobody waits any more
             }
         }
@@ -35,7 +35,7 @@ where
         let _ = std::thread::Builder::new().spawn(move || ours()); // else fewer do it
     }
     drop(work);
-    while let Ok((at, output)) = told.recv_timeout(patience) {
+    while let Ok((at, output)) = receiver.recv_timeout(patience) {
         done[at] = Some(output);
     }
     done

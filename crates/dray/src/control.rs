@@ -183,9 +183,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = |number: usize| dir.path().join(format!("{number}.sock"));
         let stuck: Vec<_> = (0..30).map(|number| UnixListener::bind(socket(number))).collect();
-        let lives = UnixListener::bind(socket(30)).unwrap();
+        let live = UnixListener::bind(socket(30)).unwrap();
         let server = std::thread::spawn(move || {
-            let (mut stream, _) = lives.accept().unwrap();
+            let (mut stream, _) = live.accept().unwrap();
             stream.read_exact(&mut [0; "status\n".len()]).unwrap();
             stream.write_all(b"7").unwrap();
         });
@@ -207,11 +207,11 @@ mod tests {
         let stopped = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
         stopped.bind(&SockAddr::unix(&path).unwrap()).unwrap();
         stopped.listen(0).unwrap();
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let ask = |_| ask_within(Duration::from_millis(50), &path, "status").is_err();
-            let _ = tell.send((0..5).all(ask));
+            let _ = sender.send((0..5).all(ask));
         });
-        assert_eq!(told.recv_timeout(Duration::from_secs(30)), Ok(true));
+        assert_eq!(receiver.recv_timeout(Duration::from_secs(30)), Ok(true));
     }
 }

@@ -45,7 +45,7 @@ pub fn fork(clean_up: impl FnOnce(StartProgress)) -> Result<ReadinessPipe, Failu
         -1 => Err(Failure::new(format!("{}: {}", what(), io::Error::last_os_error()))),
         0 => {
             drop(read);
-            // SAFETY: takes no memory. Whoever ends the parent means the child, too.
+            // SAFETY: takes no memory. A signal that ends the parent is meant for the child, too.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) };
             Ok(ReadinessPipe { pipe: Some(write), leaves: true })
         }
@@ -66,7 +66,7 @@ pub fn watch(clean_up: impl FnOnce(StartProgress)) -> Result<ReadinessPipe, Fail
         -1 => Err(Failure::new(format!("{}: {}", what(), io::Error::last_os_error()))),
         0 => {
             drop(write);
-            // The one that watches is nobody's child, so that no supervisor is told of its end.
+            // The one that watches is nobody's child, so that no supervisor is notified of its end.
             // SAFETY: as above.
             if unsafe { libc::fork() } == 0 {
                 leave_session(); // what ends the one that mounts must not end this one
@@ -156,7 +156,7 @@ impl ReadinessPipe {
         ReadinessPipe { pipe: other.map(File::from), leaves: !foreground }
     }
 
-    /// For a program that this process is about to turn into, and that will tell.
+    /// For a program that this process is about to become, and that will report.
     pub fn into_fd(self) -> Option<OwnedFd> {
         self.pipe.map(OwnedFd::from)
     }
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_waits_knows_how_far_it_came() {
+    fn a_waiting_process_knows_the_progress() {
         let said = |say: &dyn Fn(&ReadinessPipe)| {
             let (mut read, write) = pipe().unwrap();
             let waiting = ReadinessPipe { pipe: Some(write), leaves: false };

@@ -67,7 +67,7 @@ pub fn run(args: &DemoArgs) -> Result<(), Failure> {
 fn timed<T>(work: impl FnOnce() -> std::io::Result<T>) -> Result<(Duration, T), Failure> {
     let begin = Instant::now();
     let result = work();
-    interrupt::check()?; // before what it has spoiled is told
+    interrupt::check()?; // before a failure that it has caused is reported
     let value = result.doing(|| "the demonstration failed".into())?;
     Ok((begin.elapsed(), value))
 }

@@ -36,7 +36,7 @@ impl Failure {
         Failure { code: EXIT_FAILED, message: message.to_string() }
     }
 
-    /// Whoever read what we print has gone: there is nothing to be said, and nothing failed.
+    /// The reader of what we print has gone: there is nothing to report, and nothing failed.
     pub fn unheard() -> Failure {
         Failure { code: 0, message: String::new() }
     }
@@ -44,7 +44,10 @@ impl Failure {
     /// A signal asked for an end: what shells say of a process that it ended.
     pub fn interrupted(signal: i32) -> Failure {
         let code = u8::try_from(128 + signal).unwrap_or(EXIT_FAILED);
-        Failure { code, message: format!("ended by signal {signal}; what was begun is removed") }
+        Failure {
+            code,
+            message: format!("ended by signal {signal}; everything that was started is removed"),
+        }
     }
 
     /// Arguments or configuration are wrong.

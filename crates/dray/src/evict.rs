@@ -31,8 +31,7 @@ pub fn run(args: &EvictArgs) -> Result<(), Failure> {
     // The question waits for a server that is stopped.
     if !silent.is_empty() {
         let whose = silent.join("; ");
-        let what =
-            format!("{whose}; sessions of `{}` there may be ended once it goes on", args.client);
+        let what = format!("{whose}; it may end sessions of `{}` when it runs again", args.client);
         return Err(Failure::new(what));
     }
     match (asked, evicted) {

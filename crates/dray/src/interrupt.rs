@@ -21,7 +21,9 @@ pub fn watch() -> Result<(), Failure> {
                 // SAFETY: ends the process; nothing is run after it.
                 unsafe { libc::_exit(128 + signal) };
             }
-            output::complain("cleaning up; a second signal ends it at once, as it is");
+            output::complain(
+                "cleaning up; a second signal ends this command at once, without that",
+            );
         }
     });
     thread.map(drop).doing(|| "cannot start a thread".into())

@@ -9,7 +9,7 @@ use crate::args::KeyArgs;
 use crate::error::Failure;
 use crate::output;
 
-/// Where both ends look for a key that were told of none.
+/// Where both ends look for a key if none is named.
 const DEFAULT: &str = "/etc/dray/key";
 /// Random bytes of a key: as many as the proof by HMAC-SHA-256 makes use of.
 const KEY_BYTES: usize = 32;
@@ -62,7 +62,7 @@ pub fn make(path: &Path) -> io::Result<()> {
     written
 }
 
-/// Whether there is a key where both ends look that were told of none, and this user may read it. An
+/// Whether there is a key where both ends look if none is named, and this user may read it. An
 /// unsound one is there: it is complained of, and not done without.
 pub fn is_there() -> bool {
     let missing = |error: &io::Error| {

@@ -92,7 +92,7 @@ fn to_syslog_at(path: &Path) {
     }
 }
 
-/// A fault in dray is told in the log before the process ends by it: what the standard library says
+/// A fault in dray is logged before the process ends by it: what the standard library says
 /// of it goes to stderr alone.
 fn log_panics() {
     let usual = std::panic::take_hook();
@@ -171,9 +171,9 @@ mod tests {
         }
     }
 
-    /// Of a mount in the background only the number of the signal was told that had ended it.
+    /// Of a mount in the background only the number of the signal that had ended it was reported.
     #[test]
-    fn a_fault_in_the_background_is_told_to_syslog() {
+    fn a_fault_in_the_background_is_logged_to_syslog() {
         const AT: &str = "DRAY_TEST_SYSLOG";
         if let Some(at) = std::env::var_os(AT) {
             // The process that is started below: hooks and loggers are a whole process's.
@@ -187,7 +187,7 @@ mod tests {
         let listener = UnixDatagram::bind(&at).unwrap();
         listener.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-        let test = "logger::tests::a_fault_in_the_background_is_told_to_syslog";
+        let test = "logger::tests::a_fault_in_the_background_is_logged_to_syslog";
         let output = child.args(["--exact", test]).env(AT, &at).output().unwrap();
         assert!(!output.status.success());
         let mut heard = [0; 1024];

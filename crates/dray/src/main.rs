@@ -76,7 +76,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::MountSupervisor(args) => mount::supervisor::run(args),
         Command::MountDaemon(args) => mount::daemon::run(args),
         Command::WakeMount { mountpoint } => mount::daemon::wake(&mountpoint),
-        Command::GatherEntries { mountpoint } => mount::daemon::reclaim_entries(&mountpoint),
+        Command::ReclaimEntries { mountpoint } => mount::daemon::reclaim_entries(&mountpoint),
         Command::Invalidate => mount::daemon::invalidate(),
     }
 }

@@ -47,7 +47,7 @@ pub async fn serve(socket: OwnedFd, text: MetricsSource) {
         Box::pin(async move { reply })
     });
     if let Err(error) = endpoint::serve(socket, "\r\n\r\n", answer).await {
-        log::error!("metrics can no longer be asked for: {error}");
+        log::error!("the metrics endpoint failed: {error}; metrics are no longer served");
     }
 }
 

@@ -92,7 +92,7 @@ pub fn make_private(dir: &Path) -> Result<(), Failure> {
     }
 }
 
-/// What keeps a directory from being ours alone. Nobody is told to remove one: it may hold what
+/// What keeps a directory from being ours alone. No message says to remove one: it may hold what
 /// clients rely on.
 fn complaint(shown: &str, kind: fs::FileType, owner: u32, mode: u32) -> Option<String> {
     let us = effective_uid();

@@ -36,7 +36,7 @@ impl RunFile {
     /// Gives the name `path` to what was made at `made`, and replaces a former file of the name. Errors: those of
     /// rename(2) and flock(2); then nothing is left at `made`.
     pub fn take(made: &Path, path: PathBuf) -> io::Result<RunFile> {
-        let taken = turn(&path).and_then(|_turn| {
+        let taken = lock_directory(&path).and_then(|_lock| {
             fs::rename(made, &path)?;
             RunFile::made(path)
         });
@@ -60,15 +60,15 @@ pub fn aside(path: &Path) -> PathBuf {
 
 /// Removes what is at `path` if it is as it should be, before anybody else takes the name.
 pub fn remove_if(path: &Path, unwanted: impl FnOnce(&fs::Metadata) -> bool) {
-    // Whoever cannot lock or look leaves a file that means nothing to anybody.
-    let Ok(_turn) = turn(path) else { return };
+    // A process that cannot lock or look leaves a file that means nothing to anybody.
+    let Ok(_lock) = lock_directory(path) else { return };
     if fs::symlink_metadata(path).is_ok_and(|meta| unwanted(&meta)) {
         let _ = fs::remove_file(path);
     }
 }
 
 /// Names in a directory change hands one after the other.
-fn turn(path: &Path) -> io::Result<File> {
+fn lock_directory(path: &Path) -> io::Result<File> {
     let dir = File::open(path.parent().unwrap_or(Path::new(".")))?;
     // SAFETY: no memory is passed; the descriptor is open.
     match unsafe { libc::flock(dir.as_raw_fd(), libc::LOCK_EX) } {

@@ -40,7 +40,7 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// Serves `dir` as an export called `name`, by TCP on loopback. Whoever else is on this machine
+    /// Serves `dir` as an export called `name`, by TCP on loopback. Another user of this machine
     /// can connect there, and without a key would be any user, root, too.
     pub fn serve(name: &str, dir: &Path) -> Result<Sandbox, Failure> {
         let base = std::env::temp_dir().join(format!("dray-{name}-{}", std::process::id()));
@@ -158,7 +158,7 @@ fn end(process: &mut Child) {
     let _ = process.wait();
 }
 
-/// Makes a key; answers what servers and mounts are told of it.
+/// Makes a key; answers the option for servers and mounts that names it.
 fn new_key(path: &Path) -> Result<OsString, Failure> {
     key::make(path).doing(|| format!("cannot write {}", path.display()))?;
     let mut auth = OsString::from("psk:");

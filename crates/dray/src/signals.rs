@@ -41,7 +41,7 @@ fn ending() -> libc::sigset_t {
     }
 }
 
-/// Keeps SIGTERM, SIGINT and SIGHUP for [`Ending`]; to be called before any thread is started, since
+/// Keeps SIGTERM, SIGINT and SIGHUP for [`EndSignals`]; to be called before any thread is started, since
 /// threads inherit it.
 pub fn hold() {
     let set = ending();
@@ -72,11 +72,11 @@ pub fn name_process(name: &CStr) {
 }
 
 /// Waits for a signal that asks for an end.
-pub struct Ending(Source);
+pub struct EndSignals(Source);
 
-impl Ending {
+impl EndSignals {
     /// On this thread's executor. Errors: those of signalfd(2).
-    pub fn new() -> io::Result<Ending> {
+    pub fn new() -> io::Result<EndSignals> {
         let set = ending();
         // SAFETY: the set is initialised and outlives the call.
         let fd = unsafe { libc::signalfd(-1, &set, libc::SFD_NONBLOCK | libc::SFD_CLOEXEC) };
@@ -84,7 +84,7 @@ impl Ending {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: just made, owned by nobody else.
-        Ok(Ending(Source::new(unsafe { OwnedFd::from_raw_fd(fd) })?))
+        Ok(EndSignals(Source::new(unsafe { OwnedFd::from_raw_fd(fd) })?))
     }
 
     /// The next such signal.

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slips_are_recognised_and_strangers_are_not() {
+    fn slips_are_recognised_and_other_words_are_not() {
         let known = ["timeout", "consistency", "transport", "ro"];
         assert_eq!(nearest("timeuot", known), Some("timeout"));
         assert_eq!(nearest("consistancy", known), Some("consistency"));

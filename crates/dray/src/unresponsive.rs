@@ -83,7 +83,7 @@ mod tests {
     use crate::control;
 
     #[test]
-    fn a_dead_process_is_told_from_a_stuck_one() {
+    fn a_dead_process_is_distinguished_from_a_stuck_one() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.sock");
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();

@@ -135,7 +135,7 @@ const CHANGES: [(&str, Change); 6] = [
 /// The client's kernel leaves it to the server, in a flag of each of these requests.
 // proves: P46
 #[test]
-fn whoever_changes_a_program_takes_its_set_id_bits() {
+fn a_change_of_a_program_clears_its_set_id_bits() {
     in_each_mode(|_, at| {
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
         for (what, change) in CHANGES {
@@ -164,7 +164,7 @@ fn whoever_changes_a_program_takes_its_set_id_bits() {
 /// attributes of that kind: each of these calls failed with EPERM.
 // proves: P47
 #[test]
-fn whoever_changes_a_program_takes_its_capabilities() {
+fn a_change_of_a_program_clears_its_capabilities() {
     let writable = |path: &Path| OpenOptions::new().write(true).open(path);
     in_each_mode(|_, at| {
         for (what, change) in CHANGES {
@@ -330,7 +330,7 @@ impl Drop for AppendOnly {
     }
 }
 
-/// chattr +a: the file below must be told that a write is an append before it is opened.
+/// chattr +a: the file system below must know that a write is an append before it is opened.
 // proves: P50
 #[test]
 fn a_file_that_takes_appends_only_takes_them() {

@@ -120,22 +120,22 @@ fn errno<T>(result: io::Result<T>) -> Option<i32> {
 
 // proves: P53
 #[test]
-fn fcntl_locks_of_two_mounts_exclude_each_other_and_are_told() {
+fn fcntl_locks_of_two_mounts_exclude_each_other_and_are_reported() {
     common::on_transports(|transport| {
         let mounts = two_mounts(transport);
         for commands in [OF_PROCESSES, OF_OPEN_FILES] {
             let [here, there] = two_locked_files(&mounts, &commands);
             let refused = fcntl_lock(&there, commands.set, libc::F_RDLCK, 19..20);
             assert_eq!(errno(refused), Some(libc::EAGAIN));
-            let told = |file: &File, kind| {
-                let told = fcntl_lock(file, commands.get, kind, 0..100).unwrap();
-                (i32::from(told.l_type), told.l_start, told.l_len)
+            let conflict = |file: &File, kind| {
+                let conflict = fcntl_lock(file, commands.get, kind, 0..100).unwrap();
+                (i32::from(conflict.l_type), conflict.l_start, conflict.l_len)
             };
-            assert_eq!(told(&there, libc::F_RDLCK), (libc::F_WRLCK, 10, 10));
-            assert_eq!(told(&here, libc::F_RDLCK), (libc::F_WRLCK, 20, 10));
+            assert_eq!(conflict(&there, libc::F_RDLCK), (libc::F_WRLCK, 10, 10));
+            assert_eq!(conflict(&here, libc::F_RDLCK), (libc::F_WRLCK, 20, 10));
             fcntl_lock(&there, commands.set, libc::F_RDLCK, 20..30).unwrap();
-            assert_eq!(told(&here, libc::F_RDLCK), (libc::F_UNLCK, 0, 100), "{transport}");
-            assert_eq!(told(&here, libc::F_WRLCK), (libc::F_RDLCK, 20, 10));
+            assert_eq!(conflict(&here, libc::F_RDLCK), (libc::F_UNLCK, 0, 100), "{transport}");
+            assert_eq!(conflict(&here, libc::F_WRLCK), (libc::F_RDLCK, 20, 10));
             std::thread::scope(|scope| {
                 let waiter =
                     scope.spawn(|| fcntl_lock(&there, commands.wait, libc::F_WRLCK, 10..11));

@@ -189,7 +189,7 @@ fn what_is_open_is_opened_again_by_its_descriptor_whatever_its_name_is_now() {
 
 /// One mount replaces a file all the time, by two names in turn; threads of another open it. Nobody may
 /// find less than was there before. `meanwhile` goes on until it says no. Answers how often somebody was
-/// told ESTALE, which calling again must help against.
+/// answered with ESTALE, which must go away when the program calls again.
 fn opened_while_it_is_replaced(
     (one, other): (&Path, &Path),
     mut meanwhile: impl FnMut(u64) -> bool,
@@ -243,7 +243,7 @@ fn who_opens_what_is_being_replaced_finds_what_was_there_by_then() {
     });
 }
 
-/// A daemon knows no names that its predecessor told the kernel, but whom that has sent back to look
+/// A daemon knows no names that its predecessor gave the kernel, but knows which callers it answered with ESTALE to look
 /// them up: else most deaths would be seen by somebody.
 // proves: P6
 #[test]
@@ -286,7 +286,7 @@ fn so_does_who_opens_it_while_the_mount_s_daemon_is_killed() {
     });
 }
 
-/// Names that the former daemon told the kernel are believed still.
+/// The kernel still believes names that the former daemon gave it.
 // proves: P6
 #[test]
 fn the_next_daemon_of_a_mount_opens_what_has_the_name_now() {

@@ -19,9 +19,9 @@ const MODES: [&str; 3] =
 
 /// What was asked and answered, one after the other.
 #[derive(Default)]
-struct Told(Vec<String>);
+struct AnswerLog(Vec<String>);
 
-impl Told {
+impl AnswerLog {
     fn note<T: Debug>(&mut self, what: impl Debug, answer: io::Result<T>) {
         let answer = match answer {
             Ok(answer) => format!("{answer:?}"),
@@ -32,7 +32,7 @@ impl Told {
 }
 
 /// Does the same in a directory of the file system below and in a mount, and compares.
-fn alike(ask: impl Fn(&Path, &mut Told)) {
+fn alike(ask: impl Fn(&Path, &mut AnswerLog)) {
     if common::skipped() {
         return;
     }
@@ -40,12 +40,12 @@ fn alike(ask: impl Fn(&Path, &mut Told)) {
         let (rig, at) = Rig::mounted(options);
         let bare = rig.path("bare");
         fs::create_dir(&bare).unwrap();
-        let (mut expected, mut told) = (Told::default(), Told::default());
+        let (mut expected, mut log) = (AnswerLog::default(), AnswerLog::default());
         ask(&bare, &mut expected);
-        ask(&at, &mut told);
-        let others: Vec<_> = expected.0.iter().zip(&told.0).filter(|(a, b)| a != b).collect();
-        assert!(others.is_empty(), "{options}: expected and told: {others:#?}");
-        assert_eq!(expected.0.len(), told.0.len());
+        ask(&at, &mut log);
+        let others: Vec<_> = expected.0.iter().zip(&log.0).filter(|(a, b)| a != b).collect();
+        assert!(others.is_empty(), "{options}: expected and log: {others:#?}");
+        assert_eq!(expected.0.len(), log.0.len());
     }
 }
 
@@ -89,44 +89,44 @@ fn pread(fd: RawFd, count: usize, at: i64) -> io::Result<Vec<u8>> {
 // proves: P3
 #[test]
 fn reads_writes_and_sizes_at_odd_places() {
-    alike(|dir, told| {
+    alike(|dir, log| {
         fs::write(dir.join("f"), "0123456789").unwrap();
         let file = open(&dir.join("f"), libc::O_RDWR).unwrap();
         let fd = file.as_raw_fd();
         for at in PLACES {
-            told.note(("read", at), pread(fd, 4, at));
-            told.note(("read nothing", at), pread(fd, 0, at));
-            told.note(("write nothing", at), pwrite(fd, b"", at));
-            told.note(("write", at), pwrite(fd, b"text", at));
-            told.note("size", size(&file));
+            log.note(("read", at), pread(fd, 4, at));
+            log.note(("read nothing", at), pread(fd, 0, at));
+            log.note(("write nothing", at), pwrite(fd, b"", at));
+            log.note(("write", at), pwrite(fd, b"text", at));
+            log.note("size", size(&file));
             file.set_len(10).unwrap();
             // SAFETY: numbers only.
-            told.note(("cut", at), checked(unsafe { libc::ftruncate(fd, at) }));
-            told.note("size", size(&file));
+            log.note(("cut", at), checked(unsafe { libc::ftruncate(fd, at) }));
+            log.note("size", size(&file));
             file.set_len(10).unwrap();
             for whence in [libc::SEEK_DATA, libc::SEEK_HOLE] {
                 // SAFETY: numbers only.
                 let found = checked(unsafe { libc::lseek(fd, at, whence) });
-                told.note(("seek", whence, at), found);
+                log.note(("seek", whence, at), found);
             }
         }
         for flags in [libc::O_RDONLY, libc::O_WRONLY, libc::O_PATH, libc::O_RDONLY | libc::O_SYNC] {
             let other = open(&dir.join("f"), flags).unwrap();
             let fd = other.as_raw_fd();
-            told.note(("read", flags), pread(fd, 4, 0));
-            told.note(("write", flags), pwrite(fd, b"text", 0));
-            told.note(("cut", flags), other.set_len(10));
-            told.note(("sync", flags), other.sync_all());
-            told.note(("size", flags), size(&other));
-            told.note(("times", flags), other.set_modified(std::time::UNIX_EPOCH));
-            told.note(("lock", flags), other.try_lock().map_err(io::Error::from));
+            log.note(("read", flags), pread(fd, 4, 0));
+            log.note(("write", flags), pwrite(fd, b"text", 0));
+            log.note(("cut", flags), other.set_len(10));
+            log.note(("sync", flags), other.sync_all());
+            log.note(("size", flags), size(&other));
+            log.note(("times", flags), other.set_modified(std::time::UNIX_EPOCH));
+            log.note(("lock", flags), other.try_lock().map_err(io::Error::from));
         }
         let dir_file = File::open(dir).unwrap();
         let fd = dir_file.as_raw_fd();
-        told.note("read a directory", pread(fd, 4, 0));
-        told.note("write a directory", pwrite(fd, b"x", 0));
-        told.note("cut a directory", dir_file.set_len(0));
-        told.note("sync a directory", dir_file.sync_all());
+        log.note("read a directory", pread(fd, 4, 0));
+        log.note("write a directory", pwrite(fd, b"x", 0));
+        log.note("cut a directory", dir_file.set_len(0));
+        log.note("sync a directory", dir_file.sync_all());
     });
 }
 
@@ -140,7 +140,7 @@ fn space_and_copies_at_odd_places() {
         libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
         0x1000,
     ];
-    alike(|dir, told| {
+    alike(|dir, log| {
         fs::write(dir.join("f"), vec![7; 10_000]).unwrap();
         fs::write(dir.join("g"), "to").unwrap();
         let file = open(&dir.join("f"), libc::O_RDWR).unwrap();
@@ -155,9 +155,9 @@ fn space_and_copies_at_odd_places() {
             }
             // SAFETY: numbers only.
             let done = checked(unsafe { libc::fallocate(fd, flags, at, len) });
-            told.note(("allocate", flags, at, len), done);
-            told.note("size", size(&file));
-            told.note("content", pread(fd, 20, 0));
+            log.note(("allocate", flags, at, len), done);
+            log.note("size", size(&file));
+            log.note("content", pread(fd, 20, 0));
             file.set_len(10_000).unwrap();
         }
         file.write_all_at(&[7; 10_000], 0).unwrap();
@@ -174,17 +174,17 @@ fn space_and_copies_at_odd_places() {
             (-1, 0, 10),
             (0, -1, 10),
         ] {
-            told.note(("copy", from, to, count), copy((&file, from), (&other, to), count));
-            told.note("size", size(&other));
+            log.note(("copy", from, to, count), copy((&file, from), (&other, to), count));
+            log.note("size", size(&other));
             other.set_len(2).unwrap();
         }
-        told.note("copy within", copy((&file, 0), (&file, 5_000), 100));
-        told.note("copy onto itself", copy((&file, 0), (&file, 50), 100));
-        told.note("copy past the end", copy((&file, 9_990), (&file, 9_999), 100));
+        log.note("copy within", copy((&file, 0), (&file, 5_000), 100));
+        log.note("copy onto itself", copy((&file, 0), (&file, 50), 100));
+        log.note("copy past the end", copy((&file, 9_990), (&file, 9_999), 100));
         let read_only = open(&dir.join("g"), libc::O_RDONLY).unwrap();
-        told.note("copy to what is read only", copy((&file, 0), (&read_only, 0), 10));
+        log.note("copy to what is read only", copy((&file, 0), (&read_only, 0), 10));
         let appending = OpenOptions::new().append(true).open(dir.join("g")).unwrap();
-        told.note("copy to what is appended to", copy((&file, 0), (&appending, 0), 10));
+        log.note("copy to what is appended to", copy((&file, 0), (&appending, 0), 10));
     });
 }
 
@@ -200,7 +200,7 @@ fn copy(from: (&File, i64), to: (&File, i64), count: usize) -> io::Result<i64> {
 fn times_of_all_ages() {
     const SECONDS: [i64; 9] =
         [0, -1, 1 << 31, -(1 << 31) - 1, 1 << 34, 1 << 40, -(1 << 40), i64::MAX, i64::MIN];
-    alike(|dir, told| {
+    alike(|dir, log| {
         let path = dir.join("f");
         fs::write(&path, "").unwrap();
         let set = |times: [(i64, i64); 2]| {
@@ -211,17 +211,17 @@ fn times_of_all_ages() {
         };
         let seen = || fs::metadata(&path).map(|m| (m.atime(), m.mtime(), m.mtime_nsec()));
         for second in SECONDS {
-            told.note(("times", second), set([(second, 5), (second, 999_999_999)]));
-            told.note("seen", seen());
-            told.note("one alone", set([(0, libc::UTIME_OMIT), (second, 0)]));
-            told.note("seen", seen());
+            log.note(("times", second), set([(second, 5), (second, 999_999_999)]));
+            log.note("seen", seen());
+            log.note("one alone", set([(0, libc::UTIME_OMIT), (second, 0)]));
+            log.note("seen", seen());
         }
         for nsec in [-1, 1_000_000_000, libc::UTIME_OMIT] {
-            told.note(("parts", nsec), set([(1, nsec), (2, nsec)]));
-            told.note("seen", seen());
+            log.note(("parts", nsec), set([(1, nsec), (2, nsec)]));
+            log.note("seen", seen());
         }
-        told.note("now and as it is", set([(1, libc::UTIME_NOW), (2, libc::UTIME_OMIT)]));
-        told.note("seen", fs::metadata(&path).map(|meta| meta.mtime()));
+        log.note("now and as it is", set([(1, libc::UTIME_NOW), (2, libc::UTIME_OMIT)]));
+        log.note("seen", fs::metadata(&path).map(|meta| meta.mtime()));
     });
 }
 
@@ -235,7 +235,7 @@ fn rename2(from: &Path, to: &Path, flags: u32) -> io::Result<i64> {
 #[test]
 fn names_that_do_not_fit() {
     const EXCHANGE: u32 = libc::RENAME_EXCHANGE;
-    alike(|dir, told| {
+    alike(|dir, log| {
         let at = |name: &str| dir.join(name);
         fs::create_dir_all(at("d/in")).unwrap();
         fs::create_dir(at("empty")).unwrap();
@@ -246,17 +246,17 @@ fn names_that_do_not_fit() {
         let all = ["f", "d", "empty", "link", "dangling", "circle", "none", "d/in", "d/none/x"];
         for name in all {
             for flags in [libc::O_NOFOLLOW, libc::O_DIRECTORY, libc::O_PATH, libc::O_EXCL] {
-                told.note((name, flags), open(&at(name), flags).map(drop));
+                log.note((name, flags), open(&at(name), flags).map(drop));
             }
             let create = libc::O_CREAT | libc::O_RDWR;
-            told.note(("anew", name), open(&at(name), create | libc::O_EXCL).map(drop));
+            log.note(("anew", name), open(&at(name), create | libc::O_EXCL).map(drop));
             let _ = fs::remove_file(at("none"));
-            told.note(("slash", name), fs::metadata(at(&format!("{name}/"))).map(drop));
-            told.note(("dot", name), fs::remove_dir(at(&format!("{name}/."))));
-            told.note(("link to", name), fs::hard_link(at("f"), at(name)));
+            log.note(("slash", name), fs::metadata(at(&format!("{name}/"))).map(drop));
+            log.note(("dot", name), fs::remove_dir(at(&format!("{name}/."))));
+            log.note(("link to", name), fs::hard_link(at("f"), at(name)));
             let _ = fs::remove_file(at("none"));
-            told.note(("target", name), fs::read_link(at(name)));
-            told.note(("cut", name), {
+            log.note(("target", name), fs::read_link(at(name)));
+            log.note(("cut", name), {
                 let path = c_path(&at(name));
                 // SAFETY: the path outlives the call.
                 checked(unsafe { libc::truncate(path.as_ptr(), -1) })
@@ -273,30 +273,30 @@ fn names_that_do_not_fit() {
             ("link", "empty"),
             ("d", "empty"),
         ] {
-            told.note(("exchange", from, to), rename2(&at(from), &at(to), EXCHANGE));
-            told.note(("and back", from, to), rename2(&at(from), &at(to), EXCHANGE));
-            told.note(
+            log.note(("exchange", from, to), rename2(&at(from), &at(to), EXCHANGE));
+            log.note(("and back", from, to), rename2(&at(from), &at(to), EXCHANGE));
+            log.note(
                 ("keep", from, to),
                 rename2(&at(from), &at(to), libc::RENAME_NOREPLACE).map(|_| {
                     fs::rename(at(to), at(from)).unwrap();
                 }),
             );
-            told.note(("both", from, to), rename2(&at(from), &at(to), 3));
-            told.note(("no flag", from, to), rename2(&at(from), &at(to), 64));
+            log.note(("both", from, to), rename2(&at(from), &at(to), 3));
+            log.note(("no flag", from, to), rename2(&at(from), &at(to), 64));
         }
         for (from, to) in [("f", "d"), ("d", "f"), ("d", "d/in/y"), ("empty", "d"), ("d/.", "z")] {
-            told.note(("rename", from, to), fs::rename(at(from), at(to)));
+            log.note(("rename", from, to), fs::rename(at(from), at(to)));
         }
         for (len, made) in [(255, true), (256, false)] {
             let name = "x".repeat(len);
-            told.note(("name", len), fs::write(at(&name), ""));
-            told.note(("name", len), fs::rename(at("g"), at(&name)));
-            told.note(("name", len), fs::remove_file(at(&name)));
-            told.note(("name", len), fs::create_dir(at(&name)));
+            log.note(("name", len), fs::write(at(&name), ""));
+            log.note(("name", len), fs::rename(at("g"), at(&name)));
+            log.note(("name", len), fs::remove_file(at(&name)));
+            log.note(("name", len), fs::create_dir(at(&name)));
             assert_eq!(at(&name).exists(), made);
         }
         for len in [0, 4095, 4096] {
-            told.note(("target", len), symlink("y".repeat(len), at("long")));
+            log.note(("target", len), symlink("y".repeat(len), at("long")));
             let _ = fs::remove_file(at("long"));
         }
     });
@@ -305,7 +305,7 @@ fn names_that_do_not_fit() {
 // proves: P3
 #[test]
 fn attributes_of_all_names_and_sizes() {
-    alike(|dir, told| {
+    alike(|dir, log| {
         let path = dir.join("f");
         fs::write(&path, "").unwrap();
         let path = c_path(&path);
@@ -331,20 +331,20 @@ fn attributes_of_all_names_and_sizes() {
         for name in ["user.a", "user.", "user", "no.a", "trusted.a", "", &long, &long[..255]] {
             for (len, flags) in [(0, 0), (1, 0), (1, libc::XATTR_CREATE), (2, libc::XATTR_REPLACE)]
             {
-                told.note((name, len, flags), set(name, len, flags));
+                log.note((name, len, flags), set(name, len, flags));
             }
             for room in [0, 1, 2, 100] {
-                told.note((name, room), get(name, room));
+                log.note((name, room), get(name, room));
             }
             let of = CString::new(name).unwrap();
             for _ in 0..2 {
                 // SAFETY: both strings outlive the call.
                 let removed = unsafe { libc::removexattr(path.as_ptr(), of.as_ptr()) };
-                told.note(("remove", name), checked(removed));
+                log.note(("remove", name), checked(removed));
             }
         }
-        told.note("too large", set("user.a", 65_537, 0));
-        told.note("no such flag", set("user.a", 1, 8));
+        log.note("too large", set("user.a", 65_537, 0));
+        log.note("no such flag", set("user.a", 1, 8));
     });
 }
 
@@ -365,7 +365,7 @@ fn locks_of_odd_ranges() {
         (90, 0),
         (7, 1),
     ];
-    alike(|dir, told| {
+    alike(|dir, log| {
         fs::write(dir.join("f"), vec![0; 100]).unwrap();
         let [file, other] = [0, 1].map(|_| open(&dir.join("f"), libc::O_RDWR).unwrap());
         let lock = |file: &File, command, kind: i32, whence: i32, (start, len): (i64, i64)| {
@@ -383,17 +383,17 @@ fn locks_of_odd_ranges() {
         for whence in [libc::SEEK_SET, libc::SEEK_END, 9] {
             for ends in ENDS {
                 let set = |kind| lock(&file, libc::F_OFD_SETLK, kind, whence, ends).map(drop);
-                told.note(("lock", whence, ends), set(libc::F_WRLCK));
+                log.note(("lock", whence, ends), set(libc::F_WRLCK));
                 for seen in [(0, 0), (0, 10), (50, 10), (95, 1), (i64::MAX, 1)] {
                     let ask = |kind| lock(&other, libc::F_OFD_GETLK, kind, 0, seen);
-                    told.note(("first in the way", seen), ask(libc::F_RDLCK));
+                    log.note(("first in the way", seen), ask(libc::F_RDLCK));
                     let try_it = lock(&other, libc::F_OFD_SETLK, libc::F_RDLCK, 0, seen);
-                    told.note(("try", seen), try_it.map(drop));
+                    log.note(("try", seen), try_it.map(drop));
                     lock(&other, libc::F_OFD_SETLK, libc::F_UNLCK, 0, (0, 0)).unwrap();
                 }
                 lock(&file, libc::F_OFD_SETLK, libc::F_UNLCK, 0, (3, 2)).unwrap();
                 let ask = lock(&other, libc::F_OFD_GETLK, libc::F_WRLCK, 0, (4, 0));
-                told.note("behind a gap", ask);
+                log.note("behind a gap", ask);
                 lock(&file, libc::F_OFD_SETLK, libc::F_UNLCK, 0, (0, 0)).unwrap();
             }
         }

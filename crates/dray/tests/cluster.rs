@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use common::daemons::{signal, wait_for_daemon};
-use common::load::{Kept, check_load, load, lock};
+use common::load::{KeptFiles, check_load, load, lock};
 use common::{Rig, on_transports, wait_for};
 use serde_json::Value;
 
@@ -165,48 +165,46 @@ fn killed_servers_and_daemons_of_a_cluster_lose_nothing() {
     on_transports(|transport| killed_under_load(transport, CLUSTER));
 }
 
-// proves: P141
+// proves: P150
 #[test]
 fn killed_servers_and_daemons_of_a_striped_cluster_lose_nothing() {
     on_transports(|transport| killed_under_load(transport, STRIPED));
 }
 
 fn killed_under_load(transport: &str, layout: &str) {
-    {
-        let mut cluster = Cluster::new(layout);
-        let (at, other) = (cluster.mount(0, "at", transport), cluster.mount(2, "other", transport));
-        let kept = Kept::new(&at);
-        let mut load = load(&at);
-        let pattern = at.join("pattern");
-        load.add(rewrite(
-            OpenOptions::new()
-                .create(true)
-                .read(true)
-                .write(true)
-                .truncate(true)
-                .open(&pattern)
-                .unwrap(),
-        ));
-        for number in 0..3 {
-            std::thread::sleep(std::time::Duration::from_millis(300));
-            cluster.servers[number].end_server(libc::SIGKILL);
-            cluster.serve(number);
-            std::thread::sleep(std::time::Duration::from_millis(20 + 140 * number as u64));
-            let daemon = wait_for_daemon(&at);
-            signal(daemon, libc::SIGKILL);
-            wait_for("another daemon", || wait_for_daemon(&at) != daemon);
-        }
-        let turns = load.end();
-        check_load(&other, &turns);
-        kept.check(&at);
-        check_pattern(&fs::read(other.join("pattern")).unwrap());
+    let mut cluster = Cluster::new(layout);
+    let (at, other) = (cluster.mount(0, "at", transport), cluster.mount(2, "other", transport));
+    let kept = KeptFiles::new(&at);
+    let mut load = load(&at);
+    let pattern = at.join("pattern");
+    load.add(rewrite(
+        OpenOptions::new()
+            .create(true)
+            .read(true)
+            .write(true)
+            .truncate(true)
+            .open(&pattern)
+            .unwrap(),
+    ));
+    for number in 0..3 {
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        cluster.servers[number].end_server(libc::SIGKILL);
+        cluster.serve(number);
+        std::thread::sleep(std::time::Duration::from_millis(20 + 140 * number as u64));
+        let daemon = wait_for_daemon(&at);
+        signal(daemon, libc::SIGKILL);
+        wait_for("another daemon", || wait_for_daemon(&at) != daemon);
     }
+    let rounds = load.end();
+    check_load(&other, &rounds);
+    kept.check(&at);
+    check_pattern(&fs::read(other.join("pattern")).unwrap());
 }
 
-/// Writes a pattern of a different length at each turn, and reads some of it back.
+/// Writes a pattern of a different length at each round, and reads some of it back.
 fn rewrite(file: fs::File) -> impl FnMut(u64) -> std::io::Result<()> {
-    move |turn| {
-        let (at, len) = (turn * 37_777 % PATTERN_BYTES, 1 + turn * 98_765 % (700 << 10));
+    move |round| {
+        let (at, len) = (round * 37_777 % PATTERN_BYTES, 1 + round * 98_765 % (700 << 10));
         let wanted: Vec<u8> = (at..at + len).map(pattern).collect();
         file.write_all_at(&wanted, at)?;
         let mut found = vec![0; wanted.len()];

@@ -1,4 +1,4 @@
-//! More clients than a server has descriptors for: those that are too many are told so, and
+//! More clients than a server has descriptors for: those that are too many are refused, and
 //! nobody else notices.
 
 mod common;
@@ -31,7 +31,7 @@ fn check(at: &std::path::Path) {
 }
 
 #[test]
-fn clients_beyond_the_descriptors_are_told_so_and_others_go_on() {
+fn clients_beyond_the_descriptors_are_refused_with_the_reason_and_others_go_on() {
     if common::skipped() {
         return;
     }
@@ -67,7 +67,7 @@ fn clients_beyond_the_descriptors_are_told_so_and_others_go_on() {
     rig.umount(&at);
 }
 
-/// Whoever says nothing takes descriptors, too: few may, and the rest is turned away at once.
+/// A peer that sends nothing takes descriptors, too: few may, and the rest are refused at once.
 #[test]
 fn a_silent_crowd_takes_no_descriptors_from_others() {
     if common::skipped() {

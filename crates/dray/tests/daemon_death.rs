@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use common::daemons::{daemon, signal, supervisor, wait_for_daemon};
 use common::hangs::waits_for_a_lock;
-use common::load::{Kept, Load, check_load, load, lock, overwrite};
+use common::load::{KeptFiles, Load, check_load, load, lock, overwrite};
 use common::{Rig, on_transports, wait_for};
 
 /// Time over which daemons are killed, and how often at least: on a slow machine that takes longer.
@@ -23,8 +23,8 @@ const KILLS_MIN: u64 = 11;
 const KILLS_OF_BOTH_MIN: u64 = 3;
 
 /// A different wait each time, without a generator: enough to meet every moment.
-fn some_time(turn: u64) -> Duration {
-    Duration::from_millis(100 + (turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & 0x7f))
+fn some_time(round: u64) -> Duration {
+    Duration::from_millis(100 + (round.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & 0x7f))
 }
 
 /// Kills the daemon, and holds up the supervisor, so that no other one is started until that goes
@@ -63,15 +63,15 @@ fn applications_notice_no_death_of_the_daemon() {
         "transport=uring,consistency=close-to-open",
     ] {
         let (mut rig, at) = Rig::mounted(options);
-        let kept = Kept::new(&at);
+        let kept = KeptFiles::new(&at);
         let mut load = load(&at);
         // Over a ring the first use of an entry's memory may fail: see ADR 0001, at its end.
         let large = if options.starts_with("transport=classic") { 2 } else { 0 };
         (0..large).for_each(|one| load.add(overwrite(at.join(format!("large{one}"))).unwrap()));
         let kills = kill_for_a_while(&at, &load);
-        let turns = load.end();
-        eprintln!("{options}: {kills} kills, turns {turns:?}");
-        check_load(&at, &turns);
+        let rounds = load.end();
+        eprintln!("{options}: {kills} kills, rounds {rounds:?}");
+        check_load(&at, &rounds);
         kept.check(&at);
         drop(kept);
         rig.end_of_mount(&at);
@@ -102,9 +102,9 @@ fn the_server_and_the_daemon_die_together() {
             rig.serve(&[]);
             wait_for("progress", || load.steps.load(Ordering::Relaxed) > before);
         }
-        let turns = load.end();
-        eprintln!("{options}: {kills} kills of both, turns {turns:?}");
-        check_load(&at, &turns);
+        let rounds = load.end();
+        eprintln!("{options}: {kills} kills of both, rounds {rounds:?}");
+        check_load(&at, &rounds);
         rig.end_of_mount(&at);
     });
 }
@@ -124,13 +124,13 @@ fn a_daemon_dies_while_the_kernel_drops_what_others_change() {
         written.set_len(PIECES * PIECE_BYTES as u64).unwrap();
         let read = File::open(at.join("file")).unwrap();
         let (mut load, mut piece) = (Load::new(), vec![0; PIECE_BYTES]);
-        let place = |turn: u64| turn % PIECES * PIECE_BYTES as u64;
-        load.add(move |turn| written.write_all_at(&turn.to_ne_bytes(), place(turn)));
+        let place = |round: u64| round % PIECES * PIECE_BYTES as u64;
+        load.add(move |round| written.write_all_at(&round.to_ne_bytes(), place(round)));
         let reads = Arc::new(AtomicU64::new(0));
         let count = reads.clone();
-        load.add(move |turn| {
+        load.add(move |round| {
             count.fetch_add(1, Ordering::Relaxed);
-            read.read_exact_at(&mut piece, place(turn))
+            read.read_exact_at(&mut piece, place(round))
         });
         for kill in 0..KILLS_MIN {
             let before = reads.load(Ordering::Relaxed);
@@ -250,14 +250,14 @@ fn an_unlocking_behind_its_lock_in_the_queue_is_reached_over_a_death() {
             Box::new(move || lock(&held, libc::F_UNLCK, libc::F_OFD_SETLK)),
         ];
         for step in steps {
-            let (tell, told) = std::sync::mpsc::channel();
+            let (sender, receiver) = std::sync::mpsc::channel();
             waiting.push(std::thread::spawn(move || {
                 stay_on_one_cpu();
                 // SAFETY: no memory is passed.
-                tell.send(unsafe { libc::gettid() }).unwrap();
+                sender.send(unsafe { libc::gettid() }).unwrap();
                 step()
             }));
-            let thread = told.recv().unwrap();
+            let thread = receiver.recv().unwrap();
             wait_for("the request", || is_asleep_in(thread, libc::SYS_fcntl)); // one behind the other
         }
         signal(supervisor, libc::SIGCONT);
@@ -268,7 +268,7 @@ fn an_unlocking_behind_its_lock_in_the_queue_is_reached_over_a_death() {
     });
 }
 
-/// The signal comes when nobody is there who could be told of it. Over a ring the kernel never
+/// The signal comes when nobody is there who could be notified. Over a ring the kernel never
 /// tells; on the classic transport it does so with the request, sent again.
 #[test]
 fn who_waits_for_a_lock_can_be_killed_between_two_daemons() {

@@ -131,7 +131,7 @@ fn fixed_words(message: &str) -> Vec<String> {
     bare.filter(|part| part.len() > 3).collect()
 }
 
-/// Whoever looks for a line of the log in the tables looks for its words.
+/// A reader who looks for a line of the log in the tables looks for its words.
 #[test]
 fn every_message_of_the_tables_is_in_the_sources() {
     let mut all = String::new();

@@ -124,7 +124,7 @@ fn who_looks_at_an_export_does_not_wait_for_its_changes() {
 fn looks_while_changes_wait(transport: &str) {
     let Ice { rig, ext4, ice, .. } = &mut Ice::new(transport);
     let other = rig.mount_export("ice", "other", transport);
-    // Whoever reads the file that is just appended to waits for that, since a read is of all of an
+    // A reader of the file that is just appended to waits for that, since a read is of all of an
     // append or of nothing.
     fs::write(other.join("calm"), "calm\n").unwrap();
     let frozen = Frozen::new(ext4.path());

@@ -205,7 +205,7 @@ fn cover(place: &Path) {
     assert!(mount.unwrap().success());
 }
 
-/// What is told, and what an administrator can do who has replaced a disk for good.
+/// What dray reports, and what an administrator can do who has replaced a disk for good.
 // proves: P116
 #[test]
 fn another_file_system_is_served_once_somebody_has_said_so() {
@@ -384,7 +384,7 @@ fn a_file_system_is_known_again_however_it_is_mounted() {
         let remount = Command::new("mount").args(["-o", "remount,nodev"]).arg(&place).status();
         assert!(remount.unwrap().success());
         reads(&stand);
-        // Elsewhere, and with that its export, too, which is told by the same file system.
+        // Elsewhere, and with that its export, too, which is identified by the same file system.
         stand.rig.end_server(libc::SIGTERM);
         unmount(&place);
         stand.right.mount(&aside);

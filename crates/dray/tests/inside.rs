@@ -152,7 +152,8 @@ fn what_was_replaced_over_a_file_system_without_handles_is_opened() {
     if common::skipped() {
         return;
     }
-    if !Command::new("bindfs").arg("--version").output().is_ok_and(|told| told.status.success()) {
+    if !Command::new("bindfs").arg("--version").output().is_ok_and(|output| output.status.success())
+    {
         eprintln!("left out: there is no bindfs");
         return;
     }

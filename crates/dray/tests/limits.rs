@@ -272,7 +272,7 @@ fn a_write_that_fails_cuts_off_nothing_that_others_wrote() {
                 assert!(written.is_err(), "{case}");
                 let left = fs::read(export.join("file")).unwrap();
                 assert!(left == [b'o'; OTHERS_BYTES], "{case}: {} bytes are left", left.len());
-                // Whoever has the file cut himself means it: here behind a write that fails within
+                // A program that truncates the file itself means it: here behind a write that fails within
                 // the file, which the kernel does not undo.
                 file.set_len(2 * at).unwrap();
                 assert!(write().is_err(), "{case}");
@@ -373,7 +373,7 @@ fn write_by_aio(file: &File, at: u64, data: &[u8]) -> io::Result<usize> {
     usize::try_from(done).map_err(|_| io::Error::from_raw_os_error(-done as i32))
 }
 
-/// The journal of a session needs room in the state directory. Without it a client is told
+/// The journal of a session needs room in the state directory. Without it a client learns
 /// so; those that are there go on.
 // proves: P134
 #[test]

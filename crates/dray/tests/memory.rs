@@ -11,7 +11,7 @@ use serde_json::Value;
 
 const LIMIT_BYTES: u64 = 64 << 20;
 
-/// A memory control group with a limit; in the end what lives in it is moved out.
+/// A memory control group with a limit; in the end the processes in it are moved out.
 struct Group {
     dir: PathBuf,
     parent: PathBuf,

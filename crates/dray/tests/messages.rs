@@ -62,7 +62,7 @@ fn a_socket_beside_the_control_sockets_needs_no_directory_to_be_made() {
 }
 
 #[test]
-fn who_listens_twice_is_told_that_it_is_the_same_server() {
+fn an_address_listened_at_twice_is_reported_as_the_same_server() {
     if common::skipped() {
         return;
     }
@@ -160,9 +160,9 @@ fn keys_that_are_none() {
     }
 }
 
-/// Who surveyed was told the option of a mount.
+/// `dray survey` named the option of a mount.
 #[test]
-fn who_has_no_key_is_told_how_to_show_one() {
+fn a_missing_key_is_reported_with_the_option_for_it() {
     let mut rig = Rig::new();
     let key = rig.path("key");
     fs::write(&key, "0123456789abcdef").unwrap();
@@ -290,9 +290,9 @@ impl Drop for Bound {
     }
 }
 
-/// Only names were compared: locks were not shared, and nobody was told.
+/// Only names were compared: locks were not shared, and nothing was logged.
 #[test]
-fn directories_that_two_exports_share_are_told_whatever_they_are_called() {
+fn directories_that_two_exports_share_are_reported_whatever_they_are_called() {
     if common::skipped() {
         return;
     }
@@ -384,7 +384,7 @@ fn what_is_in_the_way_of_unmounting_is_said() {
 
 /// The mount was made, every call failed with ESTALE, and neither end said why.
 #[test]
-fn an_export_whose_directory_is_gone_is_told_of_at_both_ends() {
+fn an_export_whose_directory_is_gone_is_reported_at_both_ends() {
     if common::skipped() {
         return;
     }
@@ -495,7 +495,7 @@ fn a_server_that_comes_late_is_waited_for_if_asked() {
     assert!(rig.end_of(mounting).success());
     assert!(is_mounted(&at));
     rig.demand(&["umount", &place]);
-    // Whoever gives up waiting leaves nobody behind who mounts later.
+    // A command that gives up waiting leaves no process behind that mounts later.
     rig.end_server(libc::SIGTERM);
     let mounting = rig.start_command(&["mount", &target, &place, "-o", "retry=60"]);
     wait_for("both processes", || words_in_processes(&place) == 2);

@@ -68,7 +68,7 @@ fn a_mount_s_metrics_have_the_format_and_outlive_its_daemon() {
 }
 
 #[test]
-fn a_port_that_somebody_has_is_told_before_anything_is_mounted() {
+fn a_port_in_use_is_reported_before_anything_is_mounted() {
     if common::skipped() {
         return;
     }

@@ -150,8 +150,8 @@ fn closes_hold_up_nobody_while_the_server_is_away_and_are_made_when_it_is_back()
             }
             assert!(begin.elapsed() < END_MAX, "{what}");
             let status = |of: &str| -> serde_json::Value {
-                let told = rig.run(&["status", of, "--json", "--interval", "0"]).stdout;
-                serde_json::from_slice(&told).unwrap_or_default()
+                let output = rig.run(&["status", of, "--json", "--interval", "0"]).stdout;
+                serde_json::from_slice(&output).unwrap_or_default()
             };
             if !limit.is_empty() {
                 let operations = || status(at.to_str().unwrap())["operations"].clone();
@@ -419,7 +419,7 @@ fn who_has_unmounted_is_gone_at_the_server() {
     let mut rig = Rig::new();
     rig.serve(&[]);
     for options in ["transport=classic", "transport=uring"] {
-        // The mount lives on where somebody on this machine has made a mount namespace meanwhile, with
+        // The mount stays where somebody on this machine has made a mount namespace meanwhile, with
         // a copy of each mount in it: then again.
         for tries in 1.. {
             let at = rig.mount("mount", options);

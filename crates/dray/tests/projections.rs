@@ -86,7 +86,7 @@ fn servers_of_a_projection_are_one_file_system_to_clients_with_its_definition() 
     });
 }
 
-/// It is not gone on with by halves: neither with the files that were open nor by new calls.
+/// The mount does not go on in part: neither with the files that were open nor by new calls.
 #[test]
 fn a_restart_with_another_definition_ends_the_sessions_of_the_former_one() {
     if common::skipped() {

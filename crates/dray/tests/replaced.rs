@@ -130,7 +130,7 @@ fn use_old(path: &Path, found: &File) -> std::io::Result<String> {
 /// Who works in a directory that others move goes on in it.
 // proves: P32
 #[test]
-fn whoever_is_in_a_directory_that_is_moved_stays_in_it() {
+fn a_process_in_a_directory_that_is_moved_stays_in_it() {
     if common::skipped() {
         return;
     }

@@ -22,7 +22,7 @@ const ASKING: u64 = 2;
 const TRIES: u64 = 20;
 /// Openings of which nearly all are done by the lookup, unless the machine is busy with others' work.
 const OPENINGS: u64 = 20;
-/// Names in the large directory, and what a kernel is told of each: `fuse_direntplus`
+/// Names in the large directory, and the bytes that a kernel gets of each: `fuse_direntplus`
 /// (128 + 24 bytes) and a name of 13 bytes, rounded up to 8.
 const NAMES: u64 = 10_000;
 const LISTED_BYTES: u64 = 168;
@@ -50,7 +50,7 @@ impl Counted<'_> {
         ["made", "used", "given_up"].map(|which| opened[which].as_u64().unwrap())
     }
 
-    /// As [`Self::each`], of what asks less because the kernel keeps what it was told: that is
+    /// As [`Self::each`], of what asks less because the kernel keeps earlier answers: that is
     /// dropped when memory is short or somebody says so (drop_caches), and asked for again. So it
     /// is counted until the kernel was let alone.
     fn each_kept(&self, work: impl Fn(&Path)) -> u64 {
@@ -202,7 +202,7 @@ fn close_to_open_stats_cached_names_for_nothing_and_opens_them_in_one_round_trip
     });
 }
 
-/// The server is told by which name the kernel has come to the file: this mount knows what it has renamed.
+/// The server learns by which name the kernel has come to the file: this mount knows what it has renamed.
 // proves: P12
 #[test]
 fn close_to_open_opens_what_was_renamed_here_in_one_round_trip() {

@@ -70,7 +70,7 @@ fn control_sockets_of_servers_that_were_killed_go_with_the_next_start() {
         common::wait_for("a server", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
         server
     };
-    let lives = sockets(&rig);
+    let live_sockets = sockets(&rig);
     let killed = start(&mut rig, "killed");
     common::wait_for("its control socket", || sockets(&rig).len() == 2);
     killed.signal(libc::SIGKILL);
@@ -78,16 +78,16 @@ fn control_sockets_of_servers_that_were_killed_go_with_the_next_start() {
     let left = sockets(&rig);
     assert_eq!(left.len(), 2);
     let next = start(&mut rig, "next");
-    // Its own, which it makes after it listens, and that of the one that lives.
+    // Its own, which it makes after it listens, and that of the server that still runs.
     common::wait_for("the removal", || {
         let now = sockets(&rig);
-        now.len() == 2 && now.intersection(&left).eq(&lives)
+        now.len() == 2 && now.intersection(&left).eq(&live_sockets)
     });
     let status = rig.demand(&["status", "--json", "--interval", "0"]);
     assert_eq!(status.lines().count(), 2, "{status}");
     next.signal(libc::SIGTERM);
     assert!(rig.end_of(next).success());
-    assert_eq!(sockets(&rig), lives);
+    assert_eq!(sockets(&rig), live_sockets);
 }
 
 // proves: P89

@@ -152,7 +152,7 @@ fn a_limit_on_the_size_of_files_keeps_no_mount_away_or_leaves_nothing() {
     large.write_at(b"x", BEYOND).unwrap();
     drop(large);
     rig.umount(&at);
-    // Whoever may not raise the limit is told, and nothing is left.
+    // A user who may not raise the limit gets a message, and nothing is left.
     let (other, limit) = (rig.moved_to("other"), format!("--fsize={LIMIT_BYTES}"));
     let without = ["prlimit", &limit, "setpriv", "--bounding-set=-sys_resource"];
     let refused = mount_within(&rig, &without, &other, &[]);

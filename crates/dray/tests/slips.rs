@@ -17,12 +17,12 @@ fn said(output: &Output) -> String {
 
 /// `cto` was taken for `ro`, as was any word of three letters.
 #[test]
-fn options_of_other_systems_are_told_what_there_is_here() {
+fn options_of_other_systems_are_answered_with_those_of_dray() {
     let rig = Rig::new();
     let mount = |options: &str| rig.run(&["mount", "dray://127.0.0.1/a", "/mnt", "-o", options]);
     for (options, words) in [
         ("cto", "`cto`: by default (consistency=strict) each call sees"),
-        ("ro,noac", "`noac`: how long names and attributes are believed is attr_timeout=SECONDS"),
+        ("ro,noac", "`noac`: attr_timeout=SECONDS under consistency=close-to-open"),
         ("soft,timeo=600", "`soft`: calls wait for ever, and can be killed; timeout=SECONDS"),
         ("qxz", "`qxz`; there are: timeout"),
         ("to", "`to`; there are: timeout"),
@@ -51,9 +51,9 @@ fn options_of_other_systems_are_told_what_there_is_here() {
     );
 }
 
-/// It was told of a directory that could not be made, of a file that could not be read, or of a key.
+/// The messages were of a directory that could not be made, of a file that could not be read, or of a key.
 #[test]
-fn who_must_be_root_to_serve_is_told_that_first() {
+fn the_need_to_be_root_to_serve_is_reported_first() {
     if skipped() {
         return;
     }
@@ -108,7 +108,7 @@ fn a_remount_that_asks_for_more_than_flags_fails() {
 
 /// The log had the first reason alone, which was not what was wrong any more.
 #[test]
-fn another_key_is_told_at_the_server_also_behind_none() {
+fn another_key_is_reported_at_the_server_also_behind_none() {
     if skipped() {
         return;
     }

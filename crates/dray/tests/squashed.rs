@@ -72,7 +72,7 @@ fn users_may_what_the_user_that_they_are_squashed_to_may() {
                 rig.mount_export("squashed", "mount", &format!("consistency={mode},{transport}"));
             let changes = if mode == "immutable" { &[][..] } else { CHANGES };
             for script in READS.iter().chain(changes) {
-                // Root and whoever has the number of the owner are no other than the user.
+                // Root and a caller with the number of the owner have no more rights than the user.
                 for user in [USER, OWNER, 0] {
                     let (done, said) = does(&rig, user, &at, script);
                     assert!(

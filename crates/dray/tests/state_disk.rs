@@ -56,9 +56,9 @@ fn a_full_btrfs_under_the_state_ends_no_server() {
     disk.unmount();
 }
 
-/// Whoever had a state directory with another owner or mode was told to remove it.
+/// The message for a state directory with another owner or mode said to remove it.
 #[test]
-fn what_is_wrong_with_a_state_directory_is_said_and_nobody_is_told_to_remove_it() {
+fn faults_of_a_state_directory_are_reported_without_advice_to_remove_it() {
     if common::skipped() {
         return;
     }
@@ -89,7 +89,7 @@ fn what_is_wrong_with_a_state_directory_is_said_and_nobody_is_told_to_remove_it(
 
 /// Neither the client nor the log said where there was no room, nor what to do.
 #[test]
-fn a_full_state_directory_is_named_to_whoever_has_to_make_room() {
+fn a_full_state_directory_is_named_in_the_log() {
     if common::skipped() {
         return;
     }

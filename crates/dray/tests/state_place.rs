@@ -1,4 +1,4 @@
-//! A server that was told no state directory finds its own, wherever it listens.
+//! A server without a configured state directory finds its own, wherever it listens.
 
 mod common;
 
@@ -81,7 +81,7 @@ fn a_state_directory_that_knows_the_export_is_found() {
     assert_eq!(fs::read_to_string(at.join("file")).unwrap(), "kept");
     rig.umount(&at);
     rig.end_server(libc::SIGTERM);
-    // Who names another one is told.
+    // A user who names another one gets a warning.
     let other = rig.path("state");
     serve(&mut rig, &listen, &["--state", other.to_str().unwrap()]);
     let log = fs::read_to_string(rig.path("log")).unwrap();

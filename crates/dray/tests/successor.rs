@@ -38,7 +38,7 @@ fn limit_holds_over_the_daemons_death(transport: &str) {
     let begin = Instant::now(); // the limit counts from when the server went
     rig.end_server(libc::SIGKILL);
 
-    let (send, told) = std::sync::mpsc::channel();
+    let (send, receiver) = std::sync::mpsc::channel();
     let writer = file.try_clone().unwrap();
     let dir = brief.join("dir");
     let work: [Box<dyn FnOnce() -> io::Result<()> + Send>; 2] = [
@@ -57,7 +57,7 @@ fn limit_holds_over_the_daemons_death(transport: &str) {
     [&brief, &patient].iter().for_each(|at| kill_daemon(at));
     for _ in 0..2 {
         let outcome =
-            told.recv_timeout(Duration::from_secs(60)).expect("it waits beyond its limit");
+            receiver.recv_timeout(Duration::from_secs(60)).expect("it waits beyond its limit");
         assert_eq!(outcome.unwrap_err().raw_os_error(), Some(libc::EHOSTDOWN));
     }
     assert!(begin.elapsed() > Duration::from_secs(3), "{:?}", begin.elapsed());

@@ -31,9 +31,9 @@ fn way_for_one(socket: PathBuf) -> u16 {
     port
 }
 
-/// It was told in two lines, the last of which was `No route to host`, and the exit code was 1.
+/// It was reported in two lines, the last of which was `No route to host`, and the exit code was 1.
 #[test]
-fn a_server_that_goes_while_it_is_mounted_is_told_as_one_that_does_not_answer() {
+fn a_server_that_goes_while_it_is_mounted_is_reported_as_one_that_does_not_answer() {
     if common::skipped() {
         return;
     }
@@ -50,7 +50,7 @@ fn a_server_that_goes_while_it_is_mounted_is_told_as_one_that_does_not_answer() 
     assert!(!is_mounted(&at));
 }
 
-/// The former supervisor may not have ended when the next one begins, or lives on behind a lazy
+/// The former supervisor may not have ended when the next one begins, or still runs behind a lazy
 /// unmounting.
 #[test]
 fn who_mounts_again_at_once_can_ask_for_status_and_upgrade() {
@@ -129,7 +129,7 @@ fn a_mount_that_somebody_aborts_is_taken_out_of_the_tree() {
     });
 }
 
-/// Whoever was interrupted between mounting and serving left a mount that nobody served.
+/// A command that was interrupted between mounting and serving left a mount that nobody served.
 #[test]
 fn who_is_interrupted_as_soon_as_it_is_mounted_leaves_no_mount() {
     if common::skipped() {

@@ -32,7 +32,7 @@ const OPEN_DEVICE: &str = r#"
     mount --bind "$DIR/dev/fuse" /dev/fuse
 "#;
 
-/// One test at a time: a namespace has a copy of another one's automount point, too, and whoever
+/// One test at a time: a namespace has a copy of another one's automount point, too, and a process that
 /// comes across that waits for ever.
 static ALONE: Mutex<()> = Mutex::new(());
 
@@ -189,7 +189,7 @@ fn mount_a_finds_what_is_mounted_already() {
 }
 
 #[test]
-fn a_machine_without_the_device_is_told_so() {
+fn a_machine_without_the_device_is_reported() {
     if common::skipped() {
         return;
     }
@@ -326,7 +326,7 @@ fn what_fstab_says_to_others_is_no_concern_of_ours() {
     assert_eq!(text, format!("{flags}\n{refused}"));
 }
 
-/// An automount point at `at`, as systemd makes it for x-systemd.automount: whoever looks waits
+/// An automount point at `at`, as systemd makes it for x-systemd.automount: a process that looks waits
 /// for a mount. Answers where the kernel asks for it; none if this kernel has no autofs.
 fn automount_point(at: &std::path::Path) -> Option<std::io::PipeReader> {
     use std::os::fd::AsRawFd;

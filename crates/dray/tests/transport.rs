@@ -38,18 +38,21 @@ fn a_mount_chooses_its_transport_and_says_why() {
     let mut rig = Rig::new();
     rig.serve(&[]);
     let forced = rig.mount("forced", "transport=classic");
-    let told = status(&rig, &forced);
-    assert_eq!((&told["transport"], &told["transport_reason"]), (&"classic".into(), &Value::Null));
+    let shown = status(&rig, &forced);
+    assert_eq!(
+        (&shown["transport"], &shown["transport_reason"]),
+        (&"classic".into(), &Value::Null)
+    );
     let chosen = rig.mount("chosen", "");
     fs::write(chosen.join("file"), "some").unwrap();
     assert_eq!(fs::read(forced.join("file")).unwrap(), b"some");
-    let told = status(&rig, &chosen);
+    let shown = status(&rig, &chosen);
     if has_ring() {
-        assert_eq!(told["transport"], "uring", "{told}");
-        assert_eq!(told["transport_reason"], Value::Null);
+        assert_eq!(shown["transport"], "uring", "{shown}");
+        assert_eq!(shown["transport_reason"], Value::Null);
     } else {
-        assert_eq!(told["transport"], "classic");
-        assert!(told["transport_reason"].as_str().is_some_and(|why| !why.is_empty()), "{told}");
+        assert_eq!(shown["transport"], "classic");
+        assert!(shown["transport_reason"].as_str().is_some_and(|why| !why.is_empty()), "{shown}");
         let text = rig.demand(&["status", chosen.to_str().unwrap()]);
         assert!(text.contains("no ring: "), "{text}");
     }
@@ -230,10 +233,10 @@ fn a_user_s_mount_survives_kills_of_its_daemon() {
         for worker in workers {
             assert!(own.rig.end_of(worker).success(), "an application saw an error");
         }
-        let told = own.status();
+        let shown = own.status();
         eprintln!("{options}: {kills} kills, {} lines", lines(&own));
         if options == "transport=classic" || has_ring() {
-            assert_eq!(format!("transport={}", told["transport"].as_str().unwrap()), options);
+            assert_eq!(format!("transport={}", shown["transport"].as_str().unwrap()), options);
         }
         for name in ["one", "two", "three"] {
             let read =
@@ -251,11 +254,11 @@ fn a_user_s_mount_survives_kills_of_its_daemon() {
 #[test]
 fn a_user_without_memory_for_a_ring_gets_a_classic_mount() {
     let Some(own) = Own::new(&["prlimit", "--memlock=4096:4096"], "") else { return };
-    let told = own.status();
-    assert_eq!(told["transport"], "classic", "{told}");
-    assert!(told["transport_reason"].is_string(), "{told}");
+    let shown = own.status();
+    assert_eq!(shown["transport"], "classic", "{shown}");
+    assert!(shown["transport_reason"].is_string(), "{shown}");
     if has_ring() {
-        let why = told["transport_reason"].as_str().unwrap();
+        let why = shown["transport_reason"].as_str().unwrap();
         assert!(why.starts_with("io_uring cannot be used"), "{why}");
     }
     own.umount();

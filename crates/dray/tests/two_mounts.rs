@@ -13,7 +13,7 @@ use common::load::lock;
 use common::{Rig, two_mounts};
 use dray_testkit::fixture::Ext4;
 
-/// Nobody has the file open here, so nobody is told of what others do to it.
+/// Nobody has the file open here, so nobody is notified of changes by others.
 // proves: P5
 #[test]
 fn under_close_to_open_what_others_do_to_names_is_seen_when_these_run_out() {
@@ -191,7 +191,7 @@ fn what_others_change_is_soon_seen_in_files_that_are_open_and_cached() {
     common::wait_for("a mode", || mode() == 0o640);
 }
 
-/// Pages were only dropped when the server had told of a change, up to 10 ms and more after it: of
+/// Pages were only dropped when the server had notified the mount of a change, up to 10 ms and more after it: of
 /// two programs that counted under a lock one overwrote the other's number.
 // proves: P55
 #[test]
@@ -256,7 +256,7 @@ fn what_one_mount_writes_another_reads_however_coarse_times_are() {
     }
 }
 
-/// What is read of a directory ahead of a program is told to the kernel a while later.
+/// Entries that are read ahead of a program are passed to the kernel a while later.
 // proves: P7
 #[test]
 fn a_listing_under_way_brings_back_no_former_size() {

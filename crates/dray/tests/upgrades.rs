@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use common::daemons::{daemon, signal, supervisor};
-use common::load::{Kept, check_load, load};
+use common::load::{KeptFiles, check_load, load};
 use common::{Rig, on_transports, processes, wait_for};
 use dray_rpc::wire::Refused;
 
@@ -101,7 +101,7 @@ fn a_program_that_the_server_refuses_is_not_upgraded_to() {
         let refusing = refuses(&rig.path("socket"));
         let refused = rig.run(&["upgrade", at.to_str().unwrap()]);
         assert!(!refused.status.success(), "it serves without a server");
-        assert!(String::from_utf8_lossy(&refused.stderr).contains("former one goes on"));
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("keeps the former program"));
         // SAFETY: no memory is passed; the descriptor is open.
         unsafe { libc::shutdown(refusing.as_raw_fd(), libc::SHUT_RDWR) };
         fs::remove_file(rig.path("socket")).unwrap();
@@ -117,7 +117,7 @@ fn upgrade(options: &str) {
     let program = rig.path("dray");
     rig.copy_program(Path::new(env!("CARGO_BIN_EXE_dray")), &program);
     let at = rig.mount_with(&program, "mount", options);
-    let kept = Kept::new(&at);
+    let kept = KeptFiles::new(&at);
     let load = load(&at);
     let place = at.to_str().unwrap().to_owned();
     for _ in 0..3 {
@@ -133,9 +133,9 @@ fn upgrade(options: &str) {
     rig.copy_program(Path::new("/bin/false"), &program);
     let refused = rig.run(&["upgrade", &place]);
     assert!(!refused.status.success());
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("former one goes on"));
-    let turns = load.end();
-    check_load(&at, &turns);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("keeps the former program"));
+    let rounds = load.end();
+    check_load(&at, &rounds);
     fs::remove_file(&program).unwrap();
     rig.copy_program(Path::new(env!("CARGO_BIN_EXE_dray")), &program);
     rig.demand(&["upgrade", &place]);
@@ -175,7 +175,7 @@ fn an_upgrade_is_not_answered_by_the_daemon_before_it() {
         signal(supervisor, libc::SIGCONT);
         let refused = upgrade.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&refused.stderr);
-        assert!(said.contains("former one goes on"), "{said}");
+        assert!(said.contains("keeps the former program"), "{said}");
         rig.end_of_mount(&at);
     });
 }

@@ -36,7 +36,7 @@ fn a_supervisor_is_found_from_another_run_directory() {
     let unmounted = elsewhere(&rig, &["umount", place]);
     signal(stopped, libc::SIGCONT);
     let said = String::from_utf8_lossy(&unmounted.stderr);
-    assert!(unmounted.status.success() && said.contains("what served it goes on"), "{said}");
+    assert!(unmounted.status.success() && said.contains("its processes still run"), "{said}");
     gone(&at);
 }
 
@@ -185,7 +185,7 @@ fn what_is_stopped_is_named_with_its_mount_and_process() {
     let said = String::from_utf8_lossy(&evicted.stderr);
     assert_eq!(evicted.status.code(), Some(1));
     assert!(said.contains(&format!(", pid {server}: it says nothing")), "{said}");
-    assert!(said.contains("once it goes on"), "{said}");
+    assert!(said.contains("when it runs again"), "{said}");
     rig.end_of_mount(&at);
 }
 
@@ -204,19 +204,19 @@ fn what_killed_processes_have_left_is_removed_by_the_next_mount() {
     assert!(Command::new("umount").arg("-l").arg(&at).status().unwrap().success());
     let left = left_in(&mounts);
     assert_eq!(left.len(), 2, "{left:?}");
-    let lives = rig.mount("another", "");
+    let surviving = rig.mount("another", "");
     wait_for("what is left of the first, and that of the second", || {
         let now = left_in(&mounts);
         now.len() == 2 && left.iter().all(|path| !now.contains(path))
     });
     // One that goes on without its supervisor can still be asked.
-    let killed = supervisor(&lives);
+    let killed = supervisor(&surviving);
     signal(killed, libc::SIGKILL);
     wait_for("the end of the supervisor", || has_ended(killed));
     let third = rig.mount("third", "");
-    let status = rig.demand(&["status", "--interval", "0", lives.to_str().unwrap()]);
+    let status = rig.demand(&["status", "--interval", "0", surviving.to_str().unwrap()]);
     assert!(status.starts_with("MOUNT"), "{status}");
-    rig.end_of_mount(&lives);
+    rig.end_of_mount(&surviving);
     rig.end_of_mount(&third);
     assert!(left_in(&mounts).is_empty(), "{:?}", left_in(&mounts));
 }

@@ -16,7 +16,7 @@ pub const DATA_MAX_BYTES: usize = dray_core::IO_MAX_BYTES;
 /// ([`Incoming::first_head`](crate::Incoming::first_head)).
 pub const FIRST_HEAD_MAX_BYTES: usize = 4 << 10;
 
-/// Frames are handled for so long before other tasks get their turn: one end may ask for a hundred
+/// Frames are handled for so long before other tasks run: one end may ask for a hundred
 /// large reads at once, each of which is work for a good part of this.
 pub(crate) const TICK_MAX: Duration = Duration::from_millis(1);
 
@@ -90,7 +90,7 @@ pub const NOTICES_MAX: usize = 16;
 
 /// An established connection, which keeps frames whole and in order.
 pub trait Connection: Send + Sync + 'static {
-    /// Sends a frame: at the end of the executor's turn if the other end keeps up; otherwise
+    /// Sends a frame: at the end of the event loop's tick if the other end keeps up; otherwise
     /// it is queued, and `data` is held until it has gone. Errors: the connection is closed,
     /// or a bound on head or data was passed.
     fn send(&self, head: &[u8], data: Option<Buf>) -> io::Result<()>;
@@ -100,11 +100,11 @@ pub trait Connection: Send + Sync + 'static {
     /// there are as many: it was not sent.
     fn notify(&self, head: &[u8]) -> io::Result<()>;
 
-    /// Does not wait for the end of the turn with what was sent: for a sender whose executor
-    /// may have no further turn. A network without turns has nothing to do.
+    /// Does not wait for the end of the tick with what was sent: for a sender whose executor
+    /// may have no further tick. A network without ticks has nothing to do.
     fn flush(&self) {}
 
-    /// Whoever sent `data` needs its memory for something else: what is queued of it is copied.
+    /// The sender of `data` needs its memory for something else: what is queued of it is copied.
     /// Costs nothing once all of it has gone. A network that holds no memory of others for
     /// long has nothing to do.
     fn let_go(&self, data: &Buf) {

@@ -6,7 +6,7 @@
 //!
 //! Users of a pool who must not starve each other take from it by a [`PoolShare`]: each may
 //! hold as much as is left over. One alone gets half of the pool, n of them that take what
-//! they can get one part of n + 1 each, and as much is always free for whoever comes next
+//! they can get one part of n + 1 each, and as much is always free for the next user
 //! (dynamic thresholds with alpha 1; Choudhury and Hahne, IEEE/ACM Transactions on
 //! Networking 6(2), 1998).
 
@@ -49,7 +49,7 @@ struct State {
     peak_bytes: usize,
     /// Who waits for memory, in the order of arrival.
     waiting: VecDeque<Waiter>,
-    /// Who shares the pool; the first is whoever made it.
+    /// The users that share the pool; the first is its maker.
     parties: Vec<Party>,
     /// What is reserved for them and not used by them.
     unused_bytes: usize,
@@ -244,7 +244,7 @@ impl BufferPool {
 
     /// Ends of this pool for `count` parties that must not be able to starve each other:
     /// half of the memory is set aside for them in equal parts, the other half goes to
-    /// whoever comes first. To be called once a pool.
+    /// the first that asks. To be called once a pool.
     pub fn divide(&self, count: usize) -> Vec<BufferPool> {
         let mut state = self.inner.lock();
         let reserved_bytes = self.inner.limit_bytes / 2 / count.max(1);
@@ -380,7 +380,7 @@ impl PoolShare {
         std::future::poll_fn(|cx| self.poll_get(cx, bytes)).await
     }
 
-    /// Whoever waited for memory with [`PoolShare::poll_get`] may not come for it: others may.
+    /// A task that waited for memory with [`PoolShare::poll_get`] may not come for it: others may.
     pub fn gave_up(&self) {
         let wakers = self.pool.inner.lock().everybody();
         wakers.into_iter().for_each(Waker::wake);

@@ -30,7 +30,7 @@ pub use counts::Counts;
 use counts::{FrameCounts, add};
 pub use listen::SimListener;
 
-/// What the network does to traffic, until it is told otherwise.
+/// What the network does to traffic, until it is configured otherwise.
 #[derive(Clone, Copy, Debug)]
 pub struct Weather {
     /// Shortest time of a frame on its way.

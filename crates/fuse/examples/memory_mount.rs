@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dray_backends::memory::{MemoryFs, MemoryOptions};
-use dray_fuse::{Consistency, Device, MountOptions, Mounted, Options, TransportWish, mount};
+use dray_fuse::{Consistency, Device, MountOptions, Options, ServedMount, TransportWish, mount};
 
 fn main() -> std::io::Result<()> {
     let args: Vec<String> = std::env::args().collect();
@@ -30,7 +30,7 @@ fn main() -> std::io::Result<()> {
     };
     let fs = Arc::new(MemoryFs::new(MemoryOptions::default()));
     let device = Device::new(mount(Path::new(word(1)), &mount_options)?)?;
-    let mounted = Mounted::start_with(fs, device, options)?;
+    let mounted = ServedMount::start_with(fs, device, options)?;
     let stats = mounted.stats();
     println!(
         "{:?} on {} workers, {:?}",

@@ -24,5 +24,5 @@ pub use options::{Consistency, Host, NoHost, Options, Transport, TransportWish, 
 pub use state::State;
 pub use worker::flight::InFlight;
 pub use worker::invalidator::{InvalidatorProcess, invalidate_nodes};
-pub use worker::jobs::JobsOf;
-pub use worker::{Device, Mounted, PerThread, Reporter, Stats};
+pub use worker::jobs::JobTable;
+pub use worker::{Device, PerThread, Reporter, ServedMount, Stats};

@@ -47,7 +47,7 @@ pub enum Transport {
 pub struct Options {
     /// Consistency promised.
     pub consistency: Consistency,
-    /// Whether the kernel was told to check permissions when it mounted. Where it was not, it must not
+    /// Whether the kernel was asked at the mount to check permissions. Where it was not, it must not
     /// matter who has looked up a name that is believed.
     pub kernel_checks: bool,
     /// Shared mappings that can be stored into are made. Programs of other mounts do not see what is in
@@ -76,10 +76,10 @@ pub struct Options {
     pub host: Arc<dyn Host>,
 }
 
-/// Ring entries for requests that block, unless told otherwise.
+/// Ring entries for requests that block, by default.
 pub(crate) const RING_SPARES_MAX: usize = 256;
 
-/// Worker threads unless told otherwise: each has a connection of its own, and a server
+/// Worker threads by default: each has a connection of its own, and a server
 /// has many clients.
 pub const WORKERS_MAX: usize = 4;
 

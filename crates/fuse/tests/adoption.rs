@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use common::locking::{Locking, Table};
+use common::locking::{LockingFs, Table};
 use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_fuse::{
-    Device, MountOptions, Mounted, Options, State, TransportWish, clone_device, mount, unmount,
+    Device, MountOptions, Options, ServedMount, State, TransportWish, clone_device, mount, unmount,
 };
 
 /// What a supervisor holds.
@@ -35,7 +35,7 @@ impl Held {
     }
 }
 
-fn read_in_flight(mounted: &Mounted) -> bool {
+fn read_in_flight(mounted: &ServedMount) -> bool {
     mounted.stats().in_flight.iter().any(|flight| flight.op == "read")
 }
 
@@ -73,8 +73,8 @@ fn a_successor_serves_open_files_and_what_was_under_way() {
     let transport = TransportWish::Classic; // a ring ends with its process alone
     let options = Options { transport, workers: 2, ..Options::default() };
     let serve = |device: Device| {
-        let fs = Locking { inner: memory.clone(), table: table.clone() };
-        Mounted::start_with(Arc::new(fs), device, options.clone()).unwrap()
+        let fs = LockingFs { inner: memory.clone(), table: table.clone() };
+        ServedMount::start_with(Arc::new(fs), device, options.clone()).unwrap()
     };
     let first = serve(held.device(state));
     fs::write(at.join("file"), b"contents").unwrap();
@@ -120,10 +120,10 @@ fn a_worker_that_fails_ends_the_daemon() {
     device.clones = vec![File::open("/dev/null").unwrap().into()];
     let options = Options { workers: 2, transport: TransportWish::Classic, ..Options::default() };
     let memory = Arc::new(MemoryFs::new(MemoryOptions::default()));
-    let mounted = Mounted::start_with(memory, device, options).unwrap();
-    let (tell, told) = std::sync::mpsc::channel();
-    std::thread::spawn(move || tell.send(mounted.wait().is_err()));
-    let failed = told.recv_timeout(LONG);
+    let mounted = ServedMount::start_with(memory, device, options).unwrap();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(mounted.wait().is_err()));
+    let failed = receiver.recv_timeout(LONG);
     unmount(&at, true).unwrap();
     fs::remove_dir(&at).unwrap();
     assert_eq!(failed, Ok(true));

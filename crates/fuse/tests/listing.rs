@@ -102,7 +102,7 @@ fn a_name_that_was_removed_during_a_listing_is_gone() {
         let mut stream = Stream::begin(&dir);
         fs::remove_file(&last).unwrap();
         assert!(stream.by_ref().count() >= NAMES - 1);
-        assert!(stat(&last).is_none(), "the kernel was told of it again");
+        assert!(stat(&last).is_none(), "the kernel got it again");
     });
 }
 

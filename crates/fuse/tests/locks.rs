@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use common::pushing::Pushing;
+use common::pushing::QueuePusher;
 use common::{TestMount, mounted};
 use dray_fuse::{Consistency, Transport};
 
@@ -148,7 +148,7 @@ fn a_signal_ends_the_wait_for_a_lock() {
 }
 
 /// It failed with EINTR, although flock(2) waits for nothing there, and the lock was given back
-/// later: to whoever had taken it again by then, another process could have it, too.
+/// later: a process could take the lock that another one had taken again by then.
 // proves: P54
 #[test]
 fn a_signal_does_not_disturb_who_gives_a_lock_back() {
@@ -192,7 +192,7 @@ fn more_waiting_locks_than_entries_leave_room_for_the_unlock() {
         let holder = open(mount);
         flock(&holder, libc::LOCK_EX).unwrap();
         // What comes before a spare entry is there waits in the queue behind the locks.
-        let pushing = Pushing::new(&mount.at);
+        let pushing = QueuePusher::new(&mount.at);
         // Depth 2 and 4 spares: as many as there are spares may wait in a queue.
         let waiters: Vec<_> = (0..4).map(|_| wait_for_lock(mount)).collect();
         eventually("all wait", || waiting(mount) == 4);
@@ -213,7 +213,7 @@ fn beyond_the_spare_entries_a_lock_is_refused() {
     fs::write(mount.path("file"), b"data").unwrap();
     let holder = open(&mount);
     flock(&holder, libc::LOCK_EX).unwrap();
-    let pushing = Pushing::new(&mount.at);
+    let pushing = QueuePusher::new(&mount.at);
     let waiters: Vec<_> = (0..4).map(|_| wait_for_lock(&mount)).collect();
     eventually("all wait", || waiting(&mount) == 4);
     let refused = flock(&open(&mount), libc::LOCK_EX).unwrap_err();
@@ -266,7 +266,7 @@ fn a_process_s_locks_end_with_its_first_close() {
         let unlocked = open(mount);
         drop(unlocked);
         assert_eq!(mount.locks.flushes.load(Ordering::SeqCst), 0, "no lock, no round trip");
-        let (ready, mut told) = pipe();
+        let (ready, mut ready_pipe) = pipe();
         let (mut go_on, wait) = pipe();
         let child = in_child(|| {
             // SAFETY: C strings and one-byte buffers that outlive the calls.
@@ -282,13 +282,13 @@ fn a_process_s_locks_end_with_its_first_close() {
                 i32::from(locked != libc::F_WRLCK)
             }
         });
-        io::Read::read_exact(&mut told, &mut [0]).unwrap();
+        io::Read::read_exact(&mut ready_pipe, &mut [0]).unwrap();
         let file = open(mount);
         let fd = file.as_raw_fd();
         assert_eq!(fcntl_lock(fd, libc::F_SETLK, libc::F_RDLCK), -libc::EAGAIN);
         assert_eq!(fcntl_lock(fd, libc::F_GETLK, libc::F_RDLCK), libc::F_WRLCK);
         io::Write::write_all(&mut go_on, &[1]).unwrap();
-        io::Read::read_exact(&mut told, &mut [0]).unwrap();
+        io::Read::read_exact(&mut ready_pipe, &mut [0]).unwrap();
         assert_eq!(fcntl_lock(fd, libc::F_SETLK, libc::F_RDLCK), libc::F_RDLCK);
         io::Write::write_all(&mut go_on, &[1]).unwrap();
         assert_eq!(exit_status(child), 0);
@@ -346,7 +346,7 @@ fn only_a_deadly_signal_ends_a_stalled_read() {
         eventually("the read is under way", reading);
         // SAFETY: the child has not been waited for.
         unsafe { libc::kill(child, libc::SIGUSR1) };
-        eventually("the signal is told", || mount.count("interrupt") >= 1 || reading());
+        eventually("the signal is ready_pipe", || mount.count("interrupt") >= 1 || reading());
         std::thread::sleep(Duration::from_millis(300));
         assert!(reading(), "a harmless signal ended the read");
         // SAFETY: the child has not been waited for.

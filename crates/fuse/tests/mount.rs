@@ -272,7 +272,7 @@ fn strict_sees_at_once_what_another_client_wrote() {
         let mut text = String::new();
         file.read_to_string(&mut text).unwrap();
         assert_eq!(text, "newer");
-        // What the kernel has just been told, and what it has just read, is not believed either.
+        // The kernel does not believe the answers and data that it has just got, either.
         for (round, text) in [&b"third"[..], b"fourth", b"fifths"].into_iter().enumerate() {
             mount.behind_the_kernel_s_back("file", text);
             assert_eq!(fs::metadata(mount.path("file")).unwrap().len(), text.len() as u64);
@@ -283,7 +283,7 @@ fn strict_sees_at_once_what_another_client_wrote() {
     });
 }
 
-/// The kernel does so, once, if it is told that what was looked up has gone.
+/// The kernel does so, once, if the file that was looked up has gone (ESTALE).
 // proves: P33
 #[test]
 fn a_file_that_is_replaced_while_it_is_being_opened_is_looked_up_again() {
@@ -303,8 +303,8 @@ fn a_file_that_is_replaced_while_it_is_being_opened_is_looked_up_again() {
     }
 }
 
-/// A name that others move away and give again all the time: whoever was sent back looks it up in vain,
-/// looks again, and finds it. It was sent back a second time, which no program is made for.
+/// A name that others move away and give again all the time: a call that was answered with ESTALE looks it up in vain,
+/// looks again, and finds it. It got ESTALE a second time, which no program is made for.
 // proves: P6
 #[test]
 fn who_is_sent_back_and_finds_the_name_at_the_second_look_opens_it() {
@@ -356,9 +356,12 @@ fn a_directory_that_the_server_once_calls_a_file_is_one_again() {
                 let dir = File::open(&path).unwrap();
                 std::thread::sleep(Duration::from_secs(1)); // by then attributes are asked for
                 mount.locks.mistaken.store(1, Ordering::SeqCst);
-                let told = [errno(dir.metadata()), errno(fs::metadata(&path))];
+                let answers = [errno(dir.metadata()), errno(fs::metadata(&path))];
                 assert_eq!(mount.locks.mistaken.swap(0, Ordering::SeqCst), 0);
-                assert!(told.iter().all(|told| [0, libc::ESTALE].contains(told)), "{told:?}");
+                assert!(
+                    answers.iter().all(|answers| [0, libc::ESTALE].contains(answers)),
+                    "{answers:?}"
+                );
                 assert!(dir.metadata().unwrap().is_dir() && fs::metadata(&path).unwrap().is_dir());
                 assert!(fs::read_dir(&path).unwrap().all(|entry| entry.is_ok()));
             }

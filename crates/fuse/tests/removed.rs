@@ -1,4 +1,4 @@
-//! What others have removed, for whoever still works there.
+//! Directories that other clients have removed, for programs that still work there.
 
 mod common;
 
@@ -44,13 +44,13 @@ fn removed_by_another(mount: &TestMount, dir: &str) {
     });
 }
 
-/// What a program is told of names in the directory `dir`, which it has as its working directory.
+/// The answers that a program gets for names in the directory `dir`, which it has as its working directory.
 fn names_in(dir: i32, file: &CString) -> Vec<(&'static str, i32)> {
     let (x, at) = (c"x".as_ptr(), libc::AT_FDCWD);
     let creating = libc::O_CREAT | libc::O_RDWR;
-    let mut told = Vec::new();
+    let mut answers = Vec::new();
     let mut note = |call, result: libc::c_int| {
-        told.push((call, errno(checked(result.into()))));
+        answers.push((call, errno(checked(result.into()))));
     };
     // SAFETY: C strings that outlive the calls; nothing that was opened is used.
     unsafe {
@@ -69,10 +69,10 @@ fn names_in(dir: i32, file: &CString) -> Vec<(&'static str, i32)> {
         note("access", libc::faccessat(dir, x, libc::F_OK, 0));
         note("tmpfile", libc::openat(dir, c".".as_ptr(), libc::O_TMPFILE | libc::O_RDWR, 0o600));
     }
-    told
+    answers
 }
 
-/// Whoever worked in a directory that another client had removed was told ESTALE, for which programs
+/// A program in a directory that another client had removed got ESTALE, for which programs
 /// are not made, where Linux says ENOENT.
 // proves: P34
 #[test]
@@ -87,9 +87,9 @@ fn in_a_directory_that_others_have_removed_there_is_nothing() {
                 let dir =
                     open.read(true).custom_flags(libc::O_PATH).open(mount.path("dir")).unwrap();
                 removed_by_another(mount, "dir");
-                let told = names_in(dir.as_raw_fd(), &file);
+                let answers = names_in(dir.as_raw_fd(), &file);
                 let others: Vec<_> =
-                    told.iter().filter(|(_, errno)| *errno != libc::ENOENT).collect();
+                    answers.iter().filter(|(_, errno)| *errno != libc::ENOENT).collect();
                 assert!(others.is_empty(), "{consistency:?}, {round}: {others:?}");
             }
         });
@@ -97,7 +97,7 @@ fn in_a_directory_that_others_have_removed_there_is_nothing() {
 }
 
 /// As long as somebody has it open, what is asked of the directory itself is answered as on Linux, to
-/// whoever has it as its working directory, too.
+/// a process that has it as its working directory, too.
 // proves: P34
 #[test]
 fn a_directory_that_is_open_is_there_after_its_removal() {

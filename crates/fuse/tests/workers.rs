@@ -64,16 +64,16 @@ fn others_are_served_while_a_worker_is_held_up() {
             assert!(begin.elapsed() < LONG, "no worker took the request");
             std::thread::sleep(Duration::from_millis(1));
         }
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         for cpu in cpus {
-            let (path, tell) = (path.clone(), tell.clone());
+            let (path, sender) = (path.clone(), sender.clone());
             std::thread::spawn(move || {
                 stay_on(&[cpu]);
                 let served = (0..1_000).all(|_| fs::File::open(&path).is_ok());
-                let _ = tell.send(served); // the test may have given up
+                let _ = sender.send(served); // the test may have given up
             });
         }
-        let served = [(); 2].map(|()| told.recv_timeout(LONG));
+        let served = [(); 2].map(|()| receiver.recv_timeout(LONG));
         drop(closed);
         assert_eq!(served, [Ok(true), Ok(true)]);
     });

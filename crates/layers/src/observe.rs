@@ -31,7 +31,7 @@ impl Outcome<'_> {
 /// Its state is its own; wrappers are cheap.
 ///
 /// Who calls is in the context: the user, the node, and where a server serves the call, the session and
-/// the peer ([`Context::via`]). Calls that a server makes by itself are told with a context that says so
+/// the peer ([`Context::via`]). Calls that a server makes by itself have a context that says so
 /// ([`Context::counted`]); of an export they are not admitted before.
 pub trait Observer: Send + Sync + 'static {
     /// Whether it ever lets a call wait, or refuses one. Asked once: where no observer does, no call is
@@ -39,7 +39,7 @@ pub trait Observer: Send + Sync + 'static {
     fn admits(&self) -> bool;
 
     /// A call is about to be made. What can be decided at once should be, because a future
-    /// costs an allocation. [`Observer::done`] is told of a call that is refused, too.
+    /// costs an allocation. [`Observer::done`] sees a call that is refused, too.
     fn admit<'a>(&'a self, cx: &'a Context, call: &'a ObservedCall<'a>) -> Admit<'a>;
 
     /// It has ended, after `elapsed`. The wait for its admission is part of that where the call was

@@ -18,7 +18,7 @@ use crate::time::{Instant, Timers, real_now};
 
 /// Tasks that run between two looks at the driver, so that a busy ready queue cannot
 /// keep the network waiting.
-const TASKS_PER_TURN: usize = 64;
+const TASKS_PER_LOOK: usize = 64;
 
 /// What waits for events under an executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -260,7 +260,7 @@ impl Executor {
     /// Runs what is ready, then looks at timers and the driver. False if nothing can
     /// ever happen again.
     fn tick(&mut self, root: &RootWaker) -> bool {
-        for _ in 0..TASKS_PER_TURN {
+        for _ in 0..TASKS_PER_LOOK {
             let Some(task) = self.shared.pop() else { break };
             tick::next();
             task.run();
@@ -335,11 +335,11 @@ mod tests {
     fn tasks_run_and_answer() {
         for mut executor in every_driver() {
             let sum = executor.block_on(async {
-                let halves = [spawn_join(async { 20 }), spawn_join(async { 22 })];
+                let parts = [spawn_join(async { 20 }), spawn_join(async { 22 })];
                 let mut sum = 0;
-                for half in halves {
+                for part in parts {
                     yield_now().await;
-                    sum += half.await.unwrap();
+                    sum += part.await.unwrap();
                 }
                 sum
             });
@@ -435,13 +435,13 @@ mod tests {
         let (kept, shared) = (Arc::new(()), Arc::downgrade(&executor.shared));
         executor.block_on(async {
             let (ask, asked) = tokio::sync::oneshot::channel::<()>();
-            let (tell, told) = tokio::sync::oneshot::channel::<()>();
+            let (sender, receiver) = tokio::sync::oneshot::channel::<()>();
             let (mine, its, sleeper_s) = (kept.clone(), kept.clone(), kept.clone());
             spawn(async move {
-                let _ = (asked.await, tell, mine);
+                let _ = (asked.await, sender, mine);
             });
             spawn(async move {
-                let _ = (told.await, ask, its);
+                let _ = (receiver.await, ask, its);
             });
             Scope::new().spawn_on(&ExecutorHandle::current(), async move {
                 sleep(Duration::from_secs(600)).await;
@@ -458,8 +458,8 @@ mod tests {
 
     #[test]
     fn a_killed_scope_drops_its_tasks_and_starts_no_more() {
-        struct Told(Option<oneshot::Sender<()>>);
-        impl Drop for Told {
+        struct DropNotifier(Option<oneshot::Sender<()>>);
+        impl Drop for DropNotifier {
             fn drop(&mut self) {
                 let _ = self.0.take().unwrap().send(());
             }
@@ -468,9 +468,9 @@ mod tests {
             executor.block_on(async {
                 let scope = Scope::new();
                 let (send, receive) = oneshot::channel();
-                let told = Told(Some(send));
+                let receiver = DropNotifier(Some(send));
                 scope.spawn_on(&ExecutorHandle::current(), async move {
-                    let _told = told;
+                    let _notifier = receiver;
                     std::future::pending::<()>().await;
                 });
                 yield_now().await;

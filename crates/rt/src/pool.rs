@@ -72,8 +72,8 @@ impl Asking<'_> {
     ) -> Poll<Result<(), NoThread>> {
         let mut state = self.inner.lock();
         let client = self.share.client;
-        let turn = state.first_of(client).is_none_or(|(first, _)| Some(first) == self.ticket);
-        if !turn || state.queue.len_of(client) >= self.inner.queue_max {
+        let is_first = state.first_of(client).is_none_or(|(first, _)| Some(first) == self.ticket);
+        if !is_first || state.queue.len_of(client) >= self.inner.queue_max {
             let ticket = *self.ticket.get_or_insert_with(|| {
                 state.next_ticket += 1;
                 state.next_ticket
@@ -153,7 +153,7 @@ impl Pool {
         self.run_for(Share { client: 0, thing: None }, call).await
     }
 
-    /// As [`Pool::run`], in its client's turn.
+    /// As [`Pool::run`], when its client is next.
     pub async fn run_for<T: Send + 'static>(
         &self,
         share: Share,
@@ -164,7 +164,7 @@ impl Pool {
         }
         let (send, receive) = tokio::sync::oneshot::channel();
         let mut job: Option<Job> = Some(Box::new(move || {
-            // Whoever asked may have gone. What was not begun for him is not to come behind what others
+            // The caller may have gone. A call of his that was not begun is not to come behind what others
             // have done since.
             if !send.is_closed() {
                 let _ = send.send(call());

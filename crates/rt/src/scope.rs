@@ -35,13 +35,13 @@ pub(crate) fn entered() -> Option<Arc<ScopeInner>> {
 }
 
 /// Makes `scope` the current one until the answer is dropped.
-pub(crate) fn enter(scope: Option<Arc<ScopeInner>>) -> Entered {
-    Entered(ENTERED.replace(scope))
+pub(crate) fn enter(scope: Option<Arc<ScopeInner>>) -> ScopeGuard {
+    ScopeGuard(ENTERED.replace(scope))
 }
 
-pub(crate) struct Entered(Option<Arc<ScopeInner>>);
+pub(crate) struct ScopeGuard(Option<Arc<ScopeInner>>);
 
-impl Drop for Entered {
+impl Drop for ScopeGuard {
     fn drop(&mut self) {
         ENTERED.set(self.0.take());
     }

@@ -259,7 +259,7 @@ mod tests {
     /// Of a shared descriptor the rest is announced again: nothing is read in vain to learn
     /// whether there is one, and it is not lost.
     #[test]
-    fn what_is_left_is_told_again_to_who_asks() {
+    fn remaining_readiness_is_reported_again_to_a_caller() {
         on_each_driver(|driver| async move {
             let (mut reader, source, mut theirs) = connection(Source::new_shared);
             theirs.write_all(b"abc").unwrap();

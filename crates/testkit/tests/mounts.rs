@@ -192,19 +192,19 @@ impl ServerThread {
         let address = Address::Unix(socket.to_owned());
         let (listener, connector) = local::listen();
         let (end, ended) = oneshot::channel::<()>();
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
             block_on(async {
                 let within = server.clone();
                 dray_rt::spawn(async move { drop(within.serve_all(Box::new(listener)).await) });
                 let listener = listen_first(&address).await.expect("a socket").listener;
                 dray_rt::spawn(async move { drop(server.serve_all(listener).await) });
-                tell.send(()).expect("the starting thread waits");
+                sender.send(()).expect("the starting thread waits");
                 let _ = ended.await; // dropped or not, it is over
             });
             posix::release().expect("this thread is nobody else any more");
         });
-        told.recv().expect("it starts");
+        receiver.recv().expect("it starts");
         (ServerThread { end: Some(end), thread: Some(thread) }, Arc::new(connector))
     }
 }

@@ -148,7 +148,7 @@ fn rights_that_are_taken_before_what_was_opened_ahead_is_closed() {
 
 // proves: P17
 #[test]
-fn halves_of_reads_that_are_of_two_versions() {
+fn parts_of_reads_that_are_of_two_versions() {
     found_out(Sabotage::SplitReads, &[REGISTER], "");
 }
 
@@ -164,12 +164,12 @@ fn what_was_cut_short_and_is_open_to_others() {
 }
 
 #[test]
-fn removed_files_that_are_not_kept_for_who_returns() {
+fn removed_files_that_are_not_kept_for_returning_clients() {
     found_out(Sabotage::HeldFiles, &[Run::Of(WorkloadKind::Deleted)], "while it is open");
 }
 
 #[test]
-fn a_loss_of_power_that_nobody_is_told_of() {
+fn a_loss_of_power_that_is_not_reported() {
     found_out(Sabotage::Boot, &[Run::Power(PowerKind::Own)], "");
     found_out(Sabotage::Boot, &POWER, "");
 }
@@ -207,13 +207,13 @@ fn who_was_evicted_and_is_let_in_again() {
 
 // proves: P8
 #[test]
-fn changes_that_those_who_cache_are_not_told_of() {
+fn changes_that_caching_clients_are_not_notified_of() {
     found_out(Sabotage::Notifications, &[Run::Of(WorkloadKind::Told)], "was not notified");
     // Also by the seeds of the ordinary test.
     let kinds = WorkloadKind::ALL.len() as u64;
-    let told =
+    let first_seed =
         WorkloadKind::ALL.iter().position(|kind| *kind == WorkloadKind::Told).unwrap() as u64;
-    let found = (told..300)
+    let found = (first_seed..300)
         .step_by(kinds as usize)
         .any(|seed| run(seed, Some(Sabotage::Notifications)).is_err());
     assert!(found, "no seed of the smoke fails");

@@ -19,7 +19,7 @@ use dray_core::{
 };
 use dray_testkit::fixture::{Ext4, Image, TempDir, Tmpfs, block_on, skipped_without_root};
 
-use site::{Idle, on_a_socket_of, server_of};
+use site::{IdleObserver, on_a_socket_of, server_of};
 
 const DISK_BYTES: u64 = 64 << 20;
 const NAME: &[u8] = b"file";
@@ -80,7 +80,7 @@ fn at_once(
             scope.spawn(move || {
                 block_on(async {
                     let dir = TempDir::new("same-bytes").unwrap();
-                    let idle = Arc::new(Idle::default());
+                    let idle = Arc::new(IdleObserver::default());
                     let clients = on_a_socket_of(dir.path(), server, 1, &idle).await;
                     let cx = Context::system();
                     let file = clients[0].open(&cx, id, OpenHow::READ_WRITE).await.unwrap();
@@ -175,7 +175,7 @@ async fn three_bytes(file: Arc<dyn OpenFile>) -> Vec<u8> {
 }
 
 /// A server of one thread, and of two for each kind of calls that wait for the disk. `is_frozen`
-/// says when the disk stands still; `ends` is told when somebody has read what nobody writes to.
+/// says when the disk stands still; `ends` is notified when somebody has read what nobody writes to.
 async fn write_and_read_beside(
     root: &Path,
     is_ready: impl Fn(),
@@ -189,7 +189,7 @@ async fn write_and_read_beside(
         ..PosixOptions::default()
     };
     let (fs, dir) = (PosixFs::open(root, FsUuid(7), options).unwrap(), TempDir::new("s").unwrap());
-    let idle = Arc::new(Idle::default());
+    let idle = Arc::new(IdleObserver::default());
     let clients = on_a_socket_of(dir.path(), &server_of(fs), 2, &idle).await;
     let (cx, top) = (Context::system(), clients[0].info().root);
     let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o666, exclusive: true };

@@ -127,7 +127,7 @@ const POWER_SEEDS: u64 = 300;
 
 // proves: P102
 #[test]
-fn what_was_kept_outlives_a_loss_of_power_and_what_was_not_is_told() {
+fn kept_data_outlive_a_loss_of_power_and_other_losses_are_reported() {
     let mut faults = FaultCounts::default();
     for seed in 0..POWER_SEEDS {
         faults += run_power_losses(seed, None).unwrap_or_else(|failure| panic!("{failure}")).faults;
@@ -146,7 +146,7 @@ fn what_was_kept_outlives_a_loss_of_power_and_what_was_not_is_told() {
 
 // proves: P104
 #[test]
-fn what_was_written_before_an_unmount_is_synced_or_its_loss_told() {
+fn data_written_before_an_unmount_are_synced_or_their_loss_is_reported() {
     for seed in 0..POWER_SEEDS {
         run_leaving(seed, None).unwrap_or_else(|failure| panic!("{failure}"));
     }

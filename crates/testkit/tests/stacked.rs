@@ -108,7 +108,7 @@ struct Site {
     origins: Arc<Origins>,
     journal: MemoryJournal,
     dir: TempDir,
-    lives: u32,
+    starts: u32,
     process: Option<(Scope, RemoteFs, Server)>,
 }
 
@@ -129,7 +129,7 @@ impl Site {
             origins,
             journal: MemoryJournal::default(),
             dir: TempDir::new("stacked").unwrap(),
-            lives: 0,
+            starts: 0,
             process: None,
         };
         site.start().await;
@@ -137,7 +137,7 @@ impl Site {
     }
 
     fn memory(&self) -> PathBuf {
-        self.dir.path().join(self.lives.to_string())
+        self.dir.path().join(self.starts.to_string())
     }
 
     /// Starts the server in between, which goes on where the one before it was.
@@ -162,7 +162,7 @@ impl Site {
     /// Its process is killed: of its memory there is what it had written by now.
     fn kill(&mut self) {
         let before = self.memory();
-        self.lives += 1;
+        self.starts += 1;
         std::fs::copy(before, self.memory()).unwrap();
         let (scope, _fs, _server) = self.process.take().unwrap();
         self.network.break_all("between");
@@ -182,7 +182,7 @@ impl Site {
     /// Open files and locks at the far server.
     fn left(&self) -> (usize, usize) {
         let clients = self.far.status().clients;
-        assert_eq!(clients.len(), 1, "the server in between, in whatever life, is one client");
+        assert_eq!(clients.len(), 1, "the server in between is one client over all its restarts");
         (clients[0].files, self.far_fs.locks().len())
     }
 }

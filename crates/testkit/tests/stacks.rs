@@ -14,8 +14,8 @@ use dray_testkit::fixture::{Ext4, TempDir, Tmpfs, block_on, simulate, skipped_wi
 use dray_testkit::model::Quirks;
 
 use site::{
-    FOUL, Idle, agree, generated, generated_with_seeds, layered, on_a_socket, on_posix, posix,
-    simulated, within,
+    FOUL, IdleObserver, agree, generated, generated_with_seeds, layered, on_a_socket, on_posix,
+    posix, simulated, within,
 };
 
 /// Seeds of the suite in foul weather.
@@ -30,7 +30,7 @@ fn memory() -> Arc<dyn FileSystem> {
 
 #[test]
 fn layers_over_memory_keep_its_promises() {
-    let idle = Arc::new(Idle::default());
+    let idle = Arc::new(IdleObserver::default());
     let fs = layered(memory(), &idle);
     block_on(suite(&[fs.clone(), fs], OptionalFeatures::ALL));
     assert!(idle.calls() > 500, "{} calls", idle.calls());
@@ -57,7 +57,10 @@ fn layers_over_posix_agree_with_the_model() {
 }
 
 /// Over a server of memory in a simulation; foul weather begins once all are connected.
-async fn over_memory(clients: usize, foul: bool) -> (Network, Vec<Arc<dyn FileSystem>>, Arc<Idle>) {
+async fn over_memory(
+    clients: usize,
+    foul: bool,
+) -> (Network, Vec<Arc<dyn FileSystem>>, Arc<IdleObserver>) {
     let (network, idle) = (Network::new(), Arc::default());
     let clients = simulated(&network, memory(), clients, &idle).await;
     if foul {

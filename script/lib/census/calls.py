@@ -1,6 +1,6 @@
 """What applications ask the kernel for, counted and timed, without Python's own tries after EINTR.
 
-A worker notes in shared memory what it waits for, so that it can be told which operations were
+A worker notes in shared memory what it waits for, so that it can be names which operations were
 under way when something went wrong, and who is stuck.
 """
 
@@ -47,11 +47,11 @@ class Complaint(Exception):
 
 
 class Shared:
-    """What workers and whoever looks after them know of each other."""
+    """What workers and the process that watches them know of each other."""
 
     def __init__(self, workers):
         self.stop = multiprocessing.RawValue("b", 0)
-        self.turns = multiprocessing.RawArray("Q", workers)
+        self.rounds = multiprocessing.RawArray("Q", workers)
         self.operation = multiprocessing.RawArray("b", [-1] * workers)
         self.since = multiprocessing.RawArray("d", workers)
         # Writes that came to memory of a ring which was never used, of each.
@@ -73,18 +73,18 @@ class Caller:
     def theirs(self, name):
         return os.path.join(self.theirs_dir, name).encode()
 
-    def turns(self, pause_seconds=0.001):
+    def rounds(self, pause_seconds=0.001):
         """Numbers from 0 on until it is time to stop."""
         number = 0
         while not self.shared.stop.value:
             yield number
             number += 1
-            self.shared.turns[self.number] = number
+            self.shared.rounds[self.number] = number
             time.sleep(pause_seconds)
 
     def not_far_ahead(self, number, most):
         """Waits for the worker that does the same through the other mount."""
-        while number > self.shared.turns[self.partner] + most and not self.shared.stop.value:
+        while number > self.shared.rounds[self.partner] + most and not self.shared.stop.value:
             time.sleep(0.002)
 
     def do(self, operation, call, *words):
@@ -164,8 +164,8 @@ def raw(name, *words):
     found = libc.syscall(ctypes.c_long(NUMBERS[name]), *words)
     if found < 0:
         code = ctypes.get_errno()
-        told = [word for word in words if isinstance(word, bytes) and len(word) < 300]
-        raise OSError(code, os.strerror(code), b" ".join(told).decode(errors="replace"))
+        names = [word for word in words if isinstance(word, bytes) and len(word) < 300]
+        raise OSError(code, os.strerror(code), b" ".join(names).decode(errors="replace"))
     return found
 
 

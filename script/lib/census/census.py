@@ -56,7 +56,7 @@ class Workers:
     def run(self, work, caller, name):
         try:
             self.results.put((name, work(caller), None))
-        except BaseException:  # whatever it is must be told
+        except BaseException:  # whatever it is must be reported
             self.results.put((name, None, traceback.format_exc()))
 
     def under_way(self):
@@ -70,20 +70,20 @@ class Workers:
         self.have_gone_on([0] * len(self.all), BEGIN_SECONDS_MAX)
 
     def have_gone_on(self, since, seconds_max=PATIENCE_SECONDS):
-        """Waits until all have made a turn. Answers how long that took."""
+        """Waits until all have made a round. Answers how long that took."""
         begin = time.monotonic()
         while True:
             stuck = [
                 worker
-                for worker, turns in enumerate(since)
-                if self.shared.turns[worker] == turns
+                for worker, rounds in enumerate(since)
+                if self.shared.rounds[worker] == rounds
             ]
             took = time.monotonic() - begin
             if not stuck or not self.results.empty():
                 return took
             if took > seconds_max:
-                told = [f"{self.all[at].name} in {self.under_way()[at]}" for at in stuck]
-                raise SystemExit(f"have not gone on within {took:.0f} s: {', '.join(told)}")
+                workers_stuck = [f"{self.all[at].name} in {self.under_way()[at]}" for at in stuck]
+                raise SystemExit(f"have not gone on within {took:.0f} s: {', '.join(workers_stuck)}")
             time.sleep(0.01)
 
     def end(self):
@@ -140,7 +140,7 @@ def check_together(said, mount):
         with open(os.path.join(mount, lock, "counter"), "rb") as counter:
             found = int(counter.read())
         if found != count:
-            wrong.append(f"{lock}: counted to {found} in {count} turns")
+            wrong.append(f"{lock}: counted to {found} in {count} rounds")
     return wrong
 
 
@@ -174,7 +174,7 @@ def fail(site, workers, failure, covered):
             covered[kind][operation] = covered[kind].get(operation, 0) + 1
 
     failure(site, look)
-    since = list(workers.shared.turns)
+    since = list(workers.shared.rounds)
     return workers.have_gone_on(since)
 
 
@@ -231,7 +231,7 @@ def main():
             wrong += check_cut_short(workers, options)
     if options.half is None:
         table(covered)
-    print(sum(workers.shared.turns), "turns")
+    print(sum(workers.shared.rounds), "rounds")
     sys.exit("\n".join(wrong) or 0)
 
 

@@ -24,7 +24,7 @@ def blocks(c, flags, operation, page):
     descriptor = c.open(path, os.O_RDWR | flags, operation="open-direct" if page > 1 else "open")
     memory = mmap.mmap(-1, SIZE)  # aligned, as O_DIRECT may want
     aligned = (ctypes.c_char * SIZE).from_buffer(memory)
-    for number in c.turns():
+    for number in c.rounds():
         longest = SIZE if number % 16 == 0 else 8 * PAGE
         at = chance.randrange(SIZE // page) * page
         count = min(1 + chance.randrange(longest // page), (SIZE - at) // page) * page
@@ -55,7 +55,7 @@ def synced(c):
 def truncated(c):
     """Opens that cut, and files that come and go between two opens."""
     path = c.make("file", b"before")
-    for number in c.turns():
+    for number in c.rounds():
         text = b"%d" % number
         descriptor = c.open(path, os.O_WRONLY | os.O_TRUNC, operation="open-trunc")
         same(c.do("lookup", os.stat, c.theirs("file")).st_size, 0, "size")
@@ -69,7 +69,7 @@ def truncated(c):
 def allocated(c):
     path = c.make("file", b"x" * 4 * PAGE)
     descriptor = c.open(path, os.O_RDWR)
-    for _ in c.turns():
+    for _ in c.rounds():
         c.write(descriptor, b"x" * 4 * PAGE, 0)
         c.sys("fallocate", "fallocate", descriptor, PUNCH | KEEP_SIZE, PAGE, PAGE)
         wanted = b"x" * PAGE + bytes(PAGE) + b"x" * 2 * PAGE
@@ -85,7 +85,7 @@ def allocated(c):
 def copied(c):
     path = c.make("from", b"")
     source, target = c.open(path, os.O_RDWR), c.open(c.make("to"), os.O_RDWR)
-    for number in c.turns():
+    for number in c.rounds():
         text = b"%d," % number * 1000
         c.sys("ftruncate", "ftruncate", source, 0)
         c.write(source, text, 0)
@@ -99,7 +99,7 @@ def copied(c):
 
 
 def deleted(c):
-    for number in c.turns():
+    for number in c.rounds():
         name = f"gone{number}"
         descriptor = c.open(c.mine(name), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600, "create-excl")
         c.sys("unlink", "unlink", c.mine(name))
@@ -113,7 +113,7 @@ def deleted(c):
 def mapped(c):
     descriptor = c.open(c.make("file", bytes(2 * PAGE)), os.O_RDWR)
     memory = mmap.mmap(descriptor, 2 * PAGE)
-    for number in c.turns():
+    for number in c.rounds():
         text = b"%d" % number
         memory[PAGE : PAGE + len(text)] = text
         c.do("mmap", memory.flush)
@@ -125,7 +125,7 @@ def mapped(c):
 def flags(c):
     descriptor = c.open(c.make("file"), os.O_RDWR)
     buffer = ctypes.c_long(0)
-    for number in c.turns():
+    for number in c.rounds():
         c.sys("ioctl", "ioctl", descriptor, GET_FLAGS, ctypes.byref(buffer))
         wanted = NODUMP if number % 2 else 0
         buffer.value = buffer.value & ~NODUMP | wanted
@@ -137,7 +137,7 @@ def flags(c):
 
 def programs(c):
     shutil.copy("/bin/true", c.mine("program"))
-    for _ in c.turns(0.05):
+    for _ in c.rounds(0.05):
         same(c.do("exec", subprocess.call, [c.mine("program")]), 0, "exit code")
 
 
@@ -145,7 +145,7 @@ def append(c):
     """Both mounts append to one log. Answers how many lines are its own."""
     path, count = c.mine("log"), 0
     descriptor = c.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, operation="create")
-    for count in c.turns():
+    for count in c.rounds():
         line = b"%d:%d:%s;" % (c.number, count, b"." * (count % 50))
         written = c.sys("append", "write", descriptor, line, len(line))
         same(written, len(line), "bytes written")
@@ -153,7 +153,7 @@ def append(c):
             c.close(descriptor)
             descriptor = c.open(path, os.O_WRONLY | os.O_APPEND)
     c.close(descriptor)
-    return {"lines": c.shared.turns[c.number], "worker": c.number}
+    return {"lines": c.shared.rounds[c.number], "worker": c.number}
 
 
 def counts(c, operation, lock, unlock):
@@ -161,7 +161,7 @@ def counts(c, operation, lock, unlock):
     flags = os.O_RDWR | os.O_CREAT
     descriptor = c.open(c.mine("counter"), flags, operation="create")
     other = c.open(c.theirs("counter"), flags)
-    for number in c.turns():
+    for number in c.rounds():
         lock(c, descriptor)
         count = int(c.read(descriptor, 20, 0) or b"0")
         c.write(descriptor, b"%020d" % (count + 1), 0)
@@ -170,7 +170,7 @@ def counts(c, operation, lock, unlock):
         unlock(c, descriptor)
     c.close(other)
     c.close(descriptor)
-    return {"count": c.shared.turns[c.number]}
+    return {"count": c.shared.rounds[c.number]}
 
 
 def refused(c, operation, other):

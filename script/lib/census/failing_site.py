@@ -24,13 +24,13 @@ def wait_for(what, condition):
 
 
 def start_time(pid):
-    """In clock ticks since boot, by which a process is told from the next one of its number."""
+    """In clock ticks since boot, by which a process differs from the next one of its number."""
     with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
         return stat.read().rpartition(") ")[2].split()[19]
 
 
 def free_port():
-    """One of the loopback that nobody listens on, below those that the kernel gives to whoever asks
+    """One of the loopback that nobody listens on, below those that the kernel gives to any process that asks
     for any: nobody else takes it while the server is away."""
     while True:
         port = random.randrange(20_000, 32_000)
@@ -73,7 +73,7 @@ class Site:
         return open(os.path.join(self.scratch, name), "ab")
 
     def remember(self, pid):
-        """Whoever ends the suite ends this process, too."""
+        """The end of the suite ends this process, too."""
         with open(os.path.join(self.scratch, "pids"), "a", encoding="utf-8") as pids:
             print(pid, start_time(pid), file=pids)
 

@@ -27,7 +27,7 @@ def absent(c, path):
 
 def lookup(c):
     there = c.make("there", b"12345")
-    for number in c.turns():
+    for number in c.rounds():
         same(c.do("lookup", os.stat, there).st_size, 5, "size")
         absent(c, c.mine(f"absent{number}"))
         c.sys("access", "access", there, os.R_OK)
@@ -37,7 +37,7 @@ def lookup(c):
 def getattr_(c):
     path = c.make("file")
     descriptor = c.open(path, os.O_RDWR)
-    for number in c.turns():
+    for number in c.rounds():
         c.sys("truncate", "truncate", c.theirs("file"), number % 5000)
         same(c.do("getattr", os.fstat, descriptor).st_size, number % 5000, "size")
     c.close(descriptor)
@@ -46,7 +46,7 @@ def getattr_(c):
 def attributes(c):
     path, other = c.make("file"), c.theirs("file")
     descriptor = c.open(path, os.O_RDWR)
-    for number in c.turns():
+    for number in c.rounds():
         mode, owner, group = 0o600 | number % 64, number % 1000, number % 999
         c.sys("chmod", "chmod", path, mode)
         c.sys("chown", "lchown", path, owner, group)
@@ -66,7 +66,7 @@ def attributes(c):
 
 def mknod(c):
     kinds = [stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR, stat.S_IFREG]
-    for number in c.turns():
+    for number in c.rounds():
         kind, name = kinds[number % 4], f"node{number}"
         words = c.mine(name), kind | 0o600, os.makedev(1, 3) if kind == stat.S_IFCHR else 0
         c.sys("mknod", "mknod", *words)
@@ -77,7 +77,7 @@ def mknod(c):
 
 
 def directories(c):
-    for number in c.turns():
+    for number in c.rounds():
         name = f"dir{number}"
         c.sys("mkdir", "mkdir", c.mine(name), 0o755)
         c.fails(errno.EEXIST, "mkdir", "mkdir", c.theirs(name), 0o755)
@@ -86,7 +86,7 @@ def directories(c):
 
 
 def files(c):
-    for number in c.turns():
+    for number in c.rounds():
         name = f"file{number}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
         # As git writes: what could not be opened so again.
@@ -101,7 +101,7 @@ def files(c):
 
 def symlinks(c):
     buffer = ctypes.create_string_buffer(100)
-    for number in c.turns():
+    for number in c.rounds():
         name, target = f"link{number}", f"to/{number}".encode()
         c.sys("symlink", "symlink", target, c.mine(name))
         count = c.sys("readlink", "readlink", c.theirs(name), buffer, 100)
@@ -116,7 +116,7 @@ def renames(c):
     one, two = c.make("one", b"one"), c.make("two", b"two")
     moved, others = c.mine("moved"), (c.theirs("one"), c.theirs("two"))
     contents = [b"one", b"two"]
-    for _ in c.turns():
+    for _ in c.rounds():
         c.sys("rename", "rename", one, moved)
         c.fails(errno.ENOENT, "rename", "rename", one, moved)
         c.fails(errno.EEXIST, "noreplace", "renameat2", -100, moved, -100, two, NOREPLACE)
@@ -132,7 +132,7 @@ def renames(c):
 
 def links(c):
     path = c.make("file")
-    for number in c.turns():
+    for number in c.rounds():
         name = f"link{number}"
         c.sys("link", "link", path, c.mine(name))
         c.fails(errno.EEXIST, "link", "link", path, c.mine(name))
@@ -142,7 +142,7 @@ def links(c):
 
 
 def unnamed(c):
-    for number in c.turns():
+    for number in c.rounds():
         flags = os.O_RDWR | os.O_TMPFILE
         descriptor = c.open(c.mine("."), flags, 0o600, "tmpfile")
         c.write(descriptor, b"unnamed", 0)
@@ -161,7 +161,7 @@ def listing(c):
     c.sys("mkdir", "mkdir", directory, 0o755)
     for name in wanted:
         c.make(f"many/{name}")
-    for number in c.turns():
+    for number in c.rounds():
         c.make(f"many/other{number}")
         through = directory if number % 2 else c.theirs("many")
         found = c.do("readdir", os.listdir, through)
@@ -176,7 +176,7 @@ def listing(c):
 def xattrs(c):
     path, other, name = c.make("file"), c.theirs("file"), b"user.census"
     buffer, create, replace = ctypes.create_string_buffer(300), 1, 2
-    for number in c.turns():
+    for number in c.rounds():
         value = b"%d" % number
         c.sys("setxattr", "lsetxattr", path, name, value, len(value), create)
         c.fails(errno.EEXIST, "setxattr", "lsetxattr", path, name, value, len(value), create)
@@ -193,7 +193,7 @@ def xattrs(c):
 def access_lists(c):
     path, other, name = c.make("file"), c.theirs("file"), b"system.posix_acl_access"
     buffer = ctypes.create_string_buffer(300)
-    for _ in c.turns():
+    for _ in c.rounds():
         c.sys("acl", "lsetxattr", path, name, ACL, len(ACL), 0)
         count = c.sys("acl", "lgetxattr", other, name, buffer, 300)
         same(buffer.raw[:count], ACL, "access list")
@@ -206,7 +206,7 @@ def race(c):
     """Both mounts make the same directory and remove it: one of them each time. Answers what
     this one has made and removed."""
     made, removed = [], []
-    for number in c.turns():
+    for number in c.rounds():
         c.not_far_ahead(number, 20)
         for done, call, words, at, refused in (
             (made, "mkdir", (0o755,), number, errno.EEXIST),

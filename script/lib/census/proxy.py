@@ -1,4 +1,4 @@
-"""A network between one mount and its server that can be told to fail: connections are reset, also
+"""A network between one mount and its server that can be made to fail: connections are reset, also
 in the middle of a message, and either direction is held up or delayed."""
 
 import collections
@@ -11,7 +11,7 @@ import struct
 import time
 
 UP, DOWN = 0, 1
-# Bytes read ahead of whoever does not take them.
+# Bytes read ahead of a receiver that does not take them.
 AHEAD_MAX = 1 << 20
 PIECE = 1 << 16
 # What a cut connection still carries at most.
@@ -21,7 +21,7 @@ LOOK_EVERY = 0.01
 
 
 class Weather:
-    """What whoever made the proxy wants of it."""
+    """What the maker of the proxy wants of it."""
 
     def __init__(self):
         self.held = multiprocessing.RawArray("b", 2)

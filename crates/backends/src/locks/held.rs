@@ -256,8 +256,8 @@ mod tests {
             let bytes = &mut model[family];
             let barred = model_bars(bytes, asks, &asked);
             assert_eq!(locks.bar(who, &asked).is_some(), barred.is_some());
-            let told = locks.first_against(who, &asked);
-            assert_eq!(told.map(|held| held.range.start.max(asked.range.start)), barred);
+            let conflict = locks.first_against(who, &asked);
+            assert_eq!(conflict.map(|held| held.range.start.max(asked.range.start)), barred);
             if barred.is_some() {
                 continue;
             }

@@ -291,7 +291,7 @@ impl Ranges {
     /// What lies before `middle`, and the rest.
     fn split(&mut self, top: At, middle: Key) -> (At, At) {
         let Some(node) = self.nodes.get(top as usize) else { return (NOWHERE, NOWHERE) };
-        let halves = if key(&node.placed) < middle {
+        let parts = if key(&node.placed) < middle {
             let (left, right) = self.split(node.right, middle);
             self.nodes[top as usize].right = left;
             (top, right)
@@ -301,7 +301,7 @@ impl Ranges {
             (left, top)
         };
         self.sum_up(top);
-        halves
+        parts
     }
 
     /// One tree of two, of which the first lies before the second.

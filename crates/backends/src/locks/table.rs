@@ -31,7 +31,7 @@ pub struct LockTable {
 
 /// A lock held or waited for, for status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Locked {
+pub struct LockStatus {
     /// The file.
     pub file: FileId,
     /// The owner that holds it or waits for it.
@@ -260,10 +260,10 @@ impl LockTable {
     }
 
     /// Up to `max` locks held and waited for, in no order.
-    pub fn list(&self, max: usize) -> Vec<Locked> {
+    pub fn list(&self, max: usize) -> Vec<LockStatus> {
         let mut all = Vec::new();
         self.files.look_at_each(|file, locks| {
-            let locked = |owner, lock, waiting| Locked { file, owner, lock, waiting };
+            let locked = |owner, lock, waiting| LockStatus { file, owner, lock, waiting };
             let held = locks.held.iter().map(|(owner, lock)| locked(owner, lock, false));
             let waiting = locks.queue.iter().map(|waiter| locked(waiter.owner, waiter.lock, true));
             all.extend(held.chain(waiting).take(max - all.len()));

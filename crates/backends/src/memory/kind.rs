@@ -9,7 +9,7 @@ use dray_core::{Fut, Result};
 use super::{MemoryFs, MemoryOptions};
 use crate::backend::{
     Backend, BackendKind, BackendResources, BackendSource, Difference, ExportLocation,
-    ExportSettings, FoundBackend, FsIdentity, Hang, NotedIdentity, Unavailable, WrongOption,
+    ExportSettings, FoundBackend, FsIdentity, Hang, NotedIdentity, UnavailableReason, WrongOption,
 };
 
 /// File systems in memory.
@@ -57,12 +57,14 @@ impl BackendSource for MemorySource {
     fn find(
         &self,
         _: Option<NotedIdentity<'_>>,
-    ) -> std::result::Result<Box<dyn FoundBackend>, Unavailable> {
+    ) -> std::result::Result<Box<dyn FoundBackend>, UnavailableReason> {
         Ok(Box::new(self.clone()))
     }
 
-    fn died(&self, _: Option<NotedIdentity<'_>>) -> Unavailable {
-        Unavailable::Wrong("the memory of this server does not die before the server".to_owned())
+    fn died(&self, _: Option<NotedIdentity<'_>>) -> UnavailableReason {
+        UnavailableReason::Wrong(
+            "the memory of this server does not die before the server".to_owned(),
+        )
     }
 }
 

@@ -57,7 +57,7 @@ pub struct MemoryOptions {
     pub locks_max: usize,
     /// Reads and writes are made in pieces, with other calls between them, as on file systems that
     /// copy page by page. Between its pieces a read waits this long, and a write only until others
-    /// have had their turn. The server has to keep calls on the same bytes apart, and a test finds
+    /// have run. The server has to keep calls on the same bytes apart, and a test finds
     /// out whether it does.
     pub read_pause: Option<Duration>,
 }
@@ -82,7 +82,7 @@ struct Shared {
     info: FsInfo,
     read_pause: Option<Duration>,
     store: Mutex<Store>,
-    /// Locks are the server process's: each life of the store has its own table.
+    /// Locks are the server process's: each epoch of the store has its own table.
     locks: Mutex<Arc<LockTable>>,
 }
 
@@ -90,7 +90,7 @@ struct Shared {
 #[derive(Clone)]
 pub struct MemoryFs {
     shared: Arc<Shared>,
-    /// The life of the store that this object belongs to: see [`MemoryDisk`].
+    /// The epoch of the store that this object belongs to: see [`MemoryDisk`].
     epoch: u64,
     locks: Arc<LockTable>,
 }
@@ -147,7 +147,7 @@ impl Shared {
         Shared { info, read_pause, store: Mutex::new(store), locks }
     }
 
-    /// The file system as it is in this life of the store.
+    /// The file system as it is in this epoch of the store.
     fn mount(self: Arc<Shared>) -> MemoryFs {
         let epoch = self.lock().epoch();
         let locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner).clone();

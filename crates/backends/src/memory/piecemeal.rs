@@ -37,7 +37,7 @@ impl MemoryFile {
         }
     }
 
-    /// Without a pause in time, in which a death of the server would cut it in two: whoever crashes then
+    /// Without a pause in time, in which a death of the server would cut it in two: a process that crashes then
     /// leaves half of it, as on other file systems. Of an append each piece goes where the end is then.
     pub(super) async fn write_in_pieces(
         &self,

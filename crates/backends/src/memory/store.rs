@@ -83,7 +83,7 @@ impl Store {
         self.journal.as_mut().map(|journal| (journal, &self.inodes))
     }
 
-    /// Starts another life with these files: objects of the one before are dead.
+    /// Starts another epoch with these files: objects of the former epoch are dead.
     pub(super) fn begin_epoch(&mut self, inodes: BTreeMap<u64, Inode>) {
         self.epoch += 1;
         self.used_chunks =

@@ -169,7 +169,7 @@ impl Thread {
         if self.prepared {
             return Ok(());
         }
-        Own::get(); // while it can be told
+        Own::get(); // while it can be read
         self.begin_anew()?;
         // A thread inherits the ids of its creator: begin at a known state.
         set_fsuid(0)?;

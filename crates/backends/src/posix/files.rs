@@ -366,7 +366,7 @@ impl Drop for OpenInode {
         {
             // Once for each open file of it.
             match files.left.load(Ordering::SeqCst) {
-                true => descriptor_store.keep_for_return(*fs, self.id),
+                true => descriptor_store.keep_for_recovery(*fs, self.id),
                 false => descriptor_store.release(*fs, self.id),
             }
         }

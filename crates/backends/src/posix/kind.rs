@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_values_are_told_with_what_there_is() {
+    fn wrong_values_are_reported_with_the_valid_ones() {
         for (option, value, words) in [
             (
                 "mountpoint",

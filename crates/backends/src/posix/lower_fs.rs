@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_hold_is_told() {
+    fn broken_guarantees_are_reported() {
         let below = |magic, id| {
             let MountLine { kind, options, .. } = find(TABLE, id).unwrap();
             LowerFs { magic, kind, options }

@@ -58,7 +58,7 @@ pub use self::export_location::{ExportLocation, OnDeath};
 pub use self::fs_identity::{Difference, FsIdentity};
 pub use self::kind::PosixKind;
 use self::lanes::Lane;
-use self::names::{CREATE_TRIES, Created};
+use self::names::{CREATE_TRIES, CreateOutcome};
 use self::open_file::PosixFile;
 pub use self::options::{DescriptorStore, Inline, PosixOptions, Squash};
 pub use self::root::Root;
@@ -311,10 +311,10 @@ impl FileSystem for PosixFs {
                     core.create(caller, dir, &name, how, cuts)
                 };
                 match self.core.run_in(cx, Op::Create, (lane, about), create).await? {
-                    Created::Opened(entry, file) => {
+                    CreateOutcome::Opened(entry, file) => {
                         return Ok((entry, PosixFile::shared(&self.core, file)));
                     }
-                    Created::Cuts(id) => cuts = Some(id),
+                    CreateOutcome::Cuts(id) => cuts = Some(id),
                 }
             }
             Err(Error::retry(Errno::EAGAIN)

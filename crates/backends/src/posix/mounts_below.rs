@@ -2,7 +2,7 @@
 //!
 //! name_to_handle_at(2) and statx(2) of a name step onto the file system that is mounted there. Some
 //! file systems then ask a server over the network (`d_weak_revalidate` in fs/namei.c, as NFS has it).
-//! If that server is gone, the call blocks our thread. Only openat2(2) can be told to stay off mounts,
+//! If that server is gone, the call blocks our thread. Only openat2(2) can be asked to stay off mounts,
 //! and takes two more system calls. So the short way is used where nothing is mounted below, which is
 //! nearly everywhere.
 
@@ -112,7 +112,7 @@ mod tests {
 
     // proves: P42
     #[test]
-    fn mounts_below_are_told_from_those_beside() {
+    fn mounts_below_are_distinguished_from_mounts_beside() {
         let table =
             b"20 1 8:1 / / rw - ext4 /dev/x rw\n21 20 0:5 / /srv/a\\040b/x rw - nfs n:/ rw\n\
             22 20 0:6 / /srv/c rw - tmpfs none rw\n";

@@ -27,7 +27,7 @@ struct RemovedName {
 }
 
 /// The outcome of a creation.
-pub(crate) enum Created {
+pub(crate) enum CreateOutcome {
     Opened(Entry, Arc<FileState>),
     /// The name is that of this file, which is to be truncated. The lane of this call is not the
     /// one for truncation.
@@ -394,7 +394,7 @@ impl Core {
         name: &NameBuf,
         how: CreateHow,
         cuts: Option<FileId>,
-    ) -> Result<Created> {
+    ) -> Result<CreateOutcome> {
         if how.open.directory() {
             return Err(Error::new(Errno::EINVAL).because("O_CREAT with O_DIRECTORY is refused"));
         }
@@ -408,7 +408,7 @@ impl Core {
                         let entry = self.identify(Some((dir.id, name)), fd.as_fd())?;
                         let opened = OpenedDescriptor::for_caller(fd, flags);
                         let file = self.files.opened(entry.id, false, how.open.flags, opened);
-                        return Ok(Created::Opened(entry, file));
+                        return Ok(CreateOutcome::Opened(entry, file));
                     }
                     Err(Errno::EEXIST) if !how.exclusive => {}
                     Err(errno) => return Err(errno.into()),
@@ -433,18 +433,18 @@ impl Core {
         name: &Name,
         how: OpenHow,
         cuts: Option<FileId>,
-    ) -> Result<Created> {
+    ) -> Result<CreateOutcome> {
         let (entry, node) = self.find(dir, name)?;
         if node.kind == FileType::Directory {
             return Err(Errno::EISDIR.into());
         }
         let is_quick = || self.is_quick_to_cut(&entry.attr, 0);
         if how.truncates() && cuts != Some(node.id) && !is_quick() {
-            return Ok(Created::Cuts(node.id));
+            return Ok(CreateOutcome::Cuts(node.id));
         }
         let file = self.open_found(caller, &node, how)?;
         let attr = if how.truncates() { self.stat(node.fd())?.attr } else { entry.attr };
-        Ok(Created::Opened(Entry { id: entry.id, attr }, file))
+        Ok(CreateOutcome::Opened(Entry { id: entry.id, attr }, file))
     }
 
     pub(crate) fn tmpfile(

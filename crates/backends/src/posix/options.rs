@@ -93,7 +93,7 @@ pub trait DescriptorStore: Send + Sync + std::fmt::Debug {
 
     /// The file is no longer open here, and its client will open it again, as after the end of a
     /// server epoch.
-    fn keep_for_return(&self, fs: FsUuid, id: FileId);
+    fn keep_for_recovery(&self, fs: FsUuid, id: FileId);
 }
 
 /// Options of [`PosixFs::open`](super::PosixFs::open).

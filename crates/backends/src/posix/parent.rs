@@ -33,17 +33,17 @@ struct Generations {
 
 impl SeenInside {
     fn has(&self, dir: FileId) -> bool {
-        let halves = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        halves.new.contains(&dir) || halves.old.contains(&dir)
+        let generations = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        generations.new.contains(&dir) || generations.old.contains(&dir)
     }
 
     fn add(&self, dirs: Vec<FileId>) {
-        let mut halves = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut generations = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for dir in dirs {
-            if halves.new.len() >= INSIDE_MAX {
-                halves.old = std::mem::take(&mut halves.new);
+            if generations.new.len() >= INSIDE_MAX {
+                generations.old = std::mem::take(&mut generations.new);
             }
-            halves.new.insert(dir);
+            generations.new.insert(dir);
         }
     }
 }
@@ -140,7 +140,7 @@ mod tests {
             inside.add(vec![dir(ino)]);
             assert!(inside.has(dir(ino)) && inside.has(dir(ino.saturating_sub(INSIDE_MAX - 1))));
         }
-        let halves = inside.0.lock().unwrap();
-        assert!(halves.new.len() + halves.old.len() <= 2 * INSIDE_MAX);
+        let generations = inside.0.lock().unwrap();
+        assert!(generations.new.len() + generations.old.len() <= 2 * INSIDE_MAX);
     }
 }

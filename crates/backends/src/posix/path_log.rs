@@ -91,7 +91,7 @@ impl LogIdentity {
                 let (shown, version) = (self.path.display(), header[VERSION_AT]);
                 log::warn!(
                     "{shown}: of a newer dray (layout {version}), and begun anew: the files that \
-                     clients know turn stale"
+                     clients know become stale"
                 );
             }
             return Ok(());

@@ -542,7 +542,7 @@ mod tests {
 
     // proves: P40
     #[test]
-    fn a_noted_table_is_there_in_the_next_life() {
+    fn a_noted_table_is_there_after_a_restart() {
         let identity = identity();
         let table = PathTable::noted(100, 7, identity.clone());
         for number in 0..40 {

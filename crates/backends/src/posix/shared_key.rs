@@ -2,7 +2,7 @@
 //!
 //! Each server of a projection has to understand the ids that another one gave out. The key lies in an
 //! attribute of the directory that they share. The kernel shows `trusted.*` to the super-user alone
-//! (xattr(7)), and the backend shows this one to no client: whoever has it can make up ids of files that
+//! (xattr(7)), and the backend shows this one to no client: a client that has it can make up ids of files that
 //! are outside of the export.
 
 use std::os::fd::AsFd;

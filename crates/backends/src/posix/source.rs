@@ -8,7 +8,7 @@ use dray_core::Errno;
 
 use super::kind::FoundDirectory;
 use super::{Difference, PosixOptions, Root};
-use crate::backend::{BackendSource, FoundBackend, NotedIdentity, Unavailable};
+use crate::backend::{BackendSource, FoundBackend, NotedIdentity, UnavailableReason};
 
 /// A directory that is to be served.
 #[derive(Clone, Debug)]
@@ -21,7 +21,10 @@ pub(super) struct DirectorySource {
 }
 
 impl BackendSource for DirectorySource {
-    fn find(&self, noted: Option<NotedIdentity<'_>>) -> Result<Box<dyn FoundBackend>, Unavailable> {
+    fn find(
+        &self,
+        noted: Option<NotedIdentity<'_>>,
+    ) -> Result<Box<dyn FoundBackend>, UnavailableReason> {
         let found = std::fs::canonicalize(&self.named);
         let found = found.and_then(|dir| Ok((std::fs::metadata(&dir)?.is_dir(), dir)));
         let (is_dir, dir) = found.map_err(|error| match error.kind() {
@@ -29,7 +32,7 @@ impl BackendSource for DirectorySource {
                 self.missing(noted, &format!("{error}; make it first, or correct the path"))
             }
             ErrorKind::NotConnected => dead(&self.named, noted),
-            _ => Unavailable::Wrong(error.to_string()),
+            _ => UnavailableReason::Wrong(error.to_string()),
         })?;
         if !is_dir {
             let what = "it is not a directory; name the directory that it is in";
@@ -37,13 +40,13 @@ impl BackendSource for DirectorySource {
         }
         let root = Root::open(&dir).map_err(|error| match error.errno() {
             Errno::ENOTCONN => dead(&dir, noted),
-            _ => Unavailable::Wrong(error.to_string()),
+            _ => UnavailableReason::Wrong(error.to_string()),
         })?;
         self.check_mounted(&root)?;
         Ok(Box::new(FoundDirectory { dir, root, options: self.options.clone() }))
     }
 
-    fn died(&self, noted: Option<NotedIdentity<'_>>) -> Unavailable {
+    fn died(&self, noted: Option<NotedIdentity<'_>>) -> UnavailableReason {
         dead(&self.named, noted)
     }
 }
@@ -51,7 +54,7 @@ impl BackendSource for DirectorySource {
 impl DirectorySource {
     /// There is no such directory, for the reason `why`. If its file system is not mounted, the
     /// mount is awaited.
-    fn missing(&self, noted: Option<NotedIdentity<'_>>, why: &str) -> Unavailable {
+    fn missing(&self, noted: Option<NotedIdentity<'_>>, why: &str) -> UnavailableReason {
         let unmounted = |place: &PathBuf| is_mounted(place) == Some(false);
         if let Some(place) = self.mountpoint.as_ref().filter(|place| unmounted(place)) {
             return not_mounted(place);
@@ -63,31 +66,31 @@ impl DirectorySource {
             there.is_none_or(|difference| difference == Some(Difference::FileSystem))
         };
         let Some(noted) = noted.filter(is_elsewhere) else {
-            return Unavailable::Wrong(why.to_owned());
+            return UnavailableReason::Wrong(why.to_owned());
         };
         let (dir, expected) = (self.named.display(), noted.identity.to_string());
         let why = format!(
             "{dir} is not there, and the export was made on {expected}, which is not mounted there: \
              mount it"
         );
-        Unavailable::Awaited { why, expected, found: "no such directory".to_owned() }
+        UnavailableReason::Awaited { why, expected, found: "no such directory".to_owned() }
     }
 
     /// Whether the option `mountpoint` is heeded.
-    fn check_mounted(&self, root: &Root) -> Result<(), Unavailable> {
+    fn check_mounted(&self, root: &Root) -> Result<(), UnavailableReason> {
         let Some(place) = &self.mountpoint else { return Ok(()) };
         match root.is_on_what_is_mounted_at(place) {
             Ok(true) => Ok(()),
             Ok(false) => Err(not_mounted(place)),
             Err(error) => {
-                Err(Unavailable::Wrong(format!("mountpoint={}: {error}", place.display())))
+                Err(UnavailableReason::Wrong(format!("mountpoint={}: {error}", place.display())))
             }
         }
     }
 }
 
 /// The program of the file system below has ended.
-fn dead(dir: &Path, noted: Option<NotedIdentity<'_>>) -> Unavailable {
+fn dead(dir: &Path, noted: Option<NotedIdentity<'_>>) -> UnavailableReason {
     let expected =
         noted.map_or_else(|| "its file system".to_owned(), |noted| noted.identity.to_string());
     let dir = dir.display();
@@ -96,14 +99,14 @@ fn dead(dir: &Path, noted: Option<NotedIdentity<'_>>) -> Unavailable {
          it again"
     );
     let found = "a file system whose program has gone".to_owned();
-    Unavailable::Awaited { why, expected, found }
+    UnavailableReason::Awaited { why, expected, found }
 }
 
-fn not_mounted(place: &Path) -> Unavailable {
+fn not_mounted(place: &Path) -> UnavailableReason {
     let place = place.display();
     let why = format!("nothing is mounted at {place} (its option mountpoint): mount it");
     let (expected, found) = (format!("a mount at {place}"), "none".to_owned());
-    Unavailable::Awaited { why, expected, found }
+    UnavailableReason::Awaited { why, expected, found }
 }
 
 /// Whether something is mounted at a place; none if there is no such place.

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_to_others_while_it_had_no_descriptor_is_told_once() {
+    fn an_error_reported_to_others_while_it_had_no_descriptor_is_reported_once() {
         let (write_back_errors, file, other) =
             (WriteBackErrors::default(), WriteBack::default(), WriteBack::default());
         file.parked(&write_back_errors);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_before_the_descriptor_is_closed_is_told_once() {
+    fn a_failure_before_the_descriptor_is_closed_is_reported_once() {
         let (write_back_errors, file) = (WriteBackErrors::default(), WriteBack::default());
         assert!(!file.is_due());
         file.written();

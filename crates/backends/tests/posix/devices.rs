@@ -52,7 +52,7 @@ async fn entries(kit: &Kit) -> Vec<Entry> {
 }
 
 /// Files of the two devices differ, in their ids and in the numbers that applications see.
-async fn are_told_apart(kit: &Kit, entries: &[Entry]) {
+async fn have_different_ids(kit: &Kit, entries: &[Entry]) {
     let ids: HashSet<FileId> = entries.iter().map(|entry| entry.id).collect();
     let numbers: HashSet<u64> = entries.iter().map(|entry| entry.attr.ino).collect();
     assert_eq!((ids.len(), numbers.len()), (6, 6), "{entries:?}");
@@ -78,7 +78,7 @@ fn files_of_two_devices_are_two_files() {
             let dir = kit.fs.open(cx, kit.root, how).await.unwrap();
             let listed = dir.readdir(cx, 0, 1 << 16, plus).await.unwrap();
             let entries = entries(kit).await;
-            are_told_apart(kit, &entries).await;
+            have_different_ids(kit, &entries).await;
             let again = dir.readdir(cx, 0, 1 << 16, plus).await.unwrap();
             for (page, dirs) in [(&listed, plus), (&again, true)] {
                 let mut count = 0;
@@ -114,7 +114,7 @@ fn they_have_the_same_ids_and_numbers_after_a_restart_of_the_server() {
     let known = |entry: &Entry| (entry.id, entry.attr.ino);
     on(&disk, options(), async |kit| {
         // By their ids, before anything was looked up.
-        are_told_apart(kit, &before).await;
+        have_different_ids(kit, &before).await;
         let now = entries(kit).await;
         assert!(now.iter().map(known).eq(before.iter().map(known)));
     });
@@ -141,14 +141,14 @@ fn after_another_mount_an_id_is_of_its_file_or_of_none() {
             }
         }
         let now = entries(kit).await;
-        are_told_apart(kit, &now).await;
+        have_different_ids(kit, &now).await;
     });
 }
 
 /// What an overlay copies to be changed comes to a third device.
 // proves: P41
 #[test]
-fn a_file_that_is_copied_to_another_device_is_told_apart_from_those_there() {
+fn a_file_that_is_copied_to_another_device_differs_from_files_there() {
     let Some(disk) = disk() else { return };
     on(&disk, plain(), async |kit| {
         let cx = &kit.root_user;

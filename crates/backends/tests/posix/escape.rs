@@ -79,7 +79,7 @@ fn what_is_bound_below_shows_nothing_of_itself() {
     }
 }
 
-/// Whoever asked for the directory above one that was known before asked the file system that had
+/// A lookup of the directory above one that was known before asked the file system that had
 /// been mounted over it.
 // proves: P42
 #[test]
@@ -89,14 +89,14 @@ fn what_hangs_below_is_not_asked() {
         let Some(disk) = Disk::new(kind, 64) else { continue };
         std::fs::create_dir_all(disk.path.join("at/known")).unwrap();
         on(&disk, plain(), async |kit| {
-            let (tell, told) = channel::<()>();
+            let (sender, receiver) = channel::<()>();
             let cx = &kit.root_user;
             let at = kit.lookup(cx, kit.root, "at").await.unwrap().id;
             let known = kit.lookup(cx, at, "known").await.unwrap().id;
             let device = as_server(|| disk.hang_inside("at")).unwrap();
             // So that a failure of this test is one, and does not hang.
             let guard = std::thread::spawn(move || {
-                let in_time = told.recv_timeout(PATIENCE) != Err(RecvTimeoutError::Timeout);
+                let in_time = receiver.recv_timeout(PATIENCE) != Err(RecvTimeoutError::Timeout);
                 drop(device);
                 in_time
             });
@@ -121,7 +121,7 @@ fn what_hangs_below_is_not_asked() {
                 assert_eq!(errno(moved), Errno::EBUSY);
                 std::thread::sleep(Duration::from_millis(150));
             }
-            drop(tell);
+            drop(sender);
             assert!(guard.join().unwrap(), "{kind:?}: it was asked");
         });
     }

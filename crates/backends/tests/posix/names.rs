@@ -45,10 +45,10 @@ fn lookups_behind_a_removal_answer_what_others_do() {
         }
         let opened = kit.fs.open(cx, file, OpenHow::READ).await.unwrap();
         assert_eq!(get(cx, &*opened, 0, 10).await.unwrap(), b"data");
-        let stranger = user(1001, 1001, &[]);
+        let other_user = user(1001, 1001, &[]);
         kit.fs.setattr(cx, dir, SetAttr { mode: Some(0o700), ..SetAttr::default() }).await.unwrap();
         kit.unlink(cx, dir, "link").await.unwrap();
-        assert_eq!(errno(kit.lookup(&stranger, dir, "file").await), Errno::EACCES);
+        assert_eq!(errno(kit.lookup(&other_user, dir, "file").await), Errno::EACCES);
     });
 }
 
@@ -194,7 +194,7 @@ fn listings_with_attributes_say_what_lookup_says() {
             let found = kit.fs.lookup(cx, dir, Name::new(n).unwrap()).await.unwrap();
             assert_eq!((listed.id, listed.attr), (found.id, Some(found.attr)));
         }
-        // Any position that was told can be gone to.
+        // A listing can go on at any position that was returned.
         let (_, tenth) = page.get(9).unwrap();
         let rest = open.readdir(cx, tenth.cookie, 1 << 20, false).await.unwrap();
         assert_eq!(rest.len(), 40);
@@ -246,14 +246,14 @@ fn neighbour(cx: &Context) -> Context {
     Context { pid: Pid(cx.pid.0 + 1), ..cx.clone() }
 }
 
-/// Between a lookup and what it was for the name was given to another file, and whoever had asked
+/// Between a lookup and what it was for the name was given to another file, and the caller that had asked
 /// for it got ESTALE: at the second time within a system call so did the program.
 // proves: P33
 #[test]
 fn what_was_looked_up_is_there_for_a_moment_after_it_was_replaced() {
     on_each(&Kind::ALL, async |kit| {
         let replacer = &kit.root_user;
-        let (reader, stranger) = (neighbour(replacer), replacer.clone().on_behalf_of(NodeId(9)));
+        let (reader, other_user) = (neighbour(replacer), replacer.clone().on_behalf_of(NodeId(9)));
         let dir = kit.common("d").await;
         let symlink = |target| Make::Symlink { target };
         // The moment may have passed where the machine is busy: then again.
@@ -271,7 +271,7 @@ fn what_was_looked_up_is_there_for_a_moment_after_it_was_replaced() {
                 kit.rename(replacer, from, (dir, what), RenameHow::Replace).await.unwrap();
             }
             let seen = use_replaced(kit, &reader, (file, link)).await;
-            for other in [replacer, &stranger] {
+            for other in [replacer, &other_user] {
                 assert_eq!(errno(kit.fs.getattr(other, file).await), Errno::ESTALE);
                 let opened = kit.fs.open(other, file, OpenHow::READ_WRITE).await;
                 assert_eq!(errno(opened), Errno::ESTALE, "who has not looked it up");
@@ -295,7 +295,7 @@ fn what_lost_several_names_is_there_for_all_who_had_looked_one_up() {
     on_each(&Kind::ALL, async |kit| {
         let remover = &kit.root_user;
         let reader = |node| neighbour(remover).on_behalf_of(NodeId(node));
-        let (first, second, stranger) = (reader(7), reader(8), reader(9));
+        let (first, second, other_user) = (reader(7), reader(8), reader(9));
         let dir = kit.common("d").await;
         // The moment may have passed where the machine is busy: then again.
         let found = async || {
@@ -311,7 +311,7 @@ fn what_lost_several_names_is_there_for_all_who_had_looked_one_up() {
                 assert_eq!(get(cx, &*file, 0, 10).await.unwrap(), b"old");
                 file.close(cx).await.unwrap();
             }
-            assert_eq!(errno(kit.fs.getattr(&stranger, id).await), Errno::ESTALE);
+            assert_eq!(errno(kit.fs.getattr(&other_user, id).await), Errno::ESTALE);
             Ok(())
         };
         for n in 0.. {

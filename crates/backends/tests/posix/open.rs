@@ -23,11 +23,11 @@ impl DescriptorStore for Holding {
         self.holds(fs, id)
     }
     fn release(&self, _: FsUuid, _: FileId) {}
-    fn keep_for_return(&self, _: FsUuid, _: FileId) {}
+    fn keep_for_recovery(&self, _: FsUuid, _: FileId) {}
 }
 
-/// stat(2) of an open file asks by the file's id. Before its client had opened it again it was
-/// told that there is no such file.
+/// stat(2) of an open file asks by the file's id. Before its client had opened it again the
+/// answer was that there is no such file.
 // proves: P89
 #[test]
 fn what_was_deleted_and_is_kept_has_attributes_before_it_is_opened_again() {
@@ -127,7 +127,7 @@ fn twenty_thousand_open_files_on_a_hundred_descriptors() {
 /// closed for want of others when the disk failed, or was closed then.
 // proves: P29
 #[test]
-fn an_error_of_the_disk_is_told_once_through_each_open_file_whatever_its_descriptor() {
+fn an_error_of_the_disk_is_reported_once_through_each_open_file_whatever_its_descriptor() {
     let Some(disk) = Disk::fragile() else { return };
     let options = PosixOptions { open_descriptors_max: 1, ..plain() };
     on(&disk, options, async |kit| {
@@ -135,7 +135,7 @@ fn an_error_of_the_disk_is_told_once_through_each_open_file_whatever_its_descrip
         let (entry, one) = kit.create(cx, kit.root, "f", 0o600).await.unwrap();
         let other = kit.fs.open(cx, entry.id, OpenHow::READ_WRITE).await.unwrap();
         assert_eq!(kit.fs.holdings().open_descriptors, 1);
-        // The first has none while the second is told.
+        // The first has none while the second gets the error.
         put(cx, &*other, 0, &[1; 65_536]).await.unwrap();
         disk.break_down();
         // Which of both a loop device says depends on the kernel.

@@ -107,12 +107,12 @@ fn supplementary_groups_count() {
         let id = kit.file(&user(1000, 2000, &[]), dir, "f", 0o640, b"g").await;
         let member = user(1001, 1001, &[5, 2000, 3000]);
         kit.fs.open(&member, id, OpenHow::READ).await.unwrap();
-        let stranger = user(1001, 1001, &[5, 3000]);
-        assert_eq!(errno(kit.fs.open(&stranger, id, OpenHow::READ).await), Errno::EACCES);
+        let other_user = user(1001, 1001, &[5, 3000]);
+        assert_eq!(errno(kit.fs.open(&other_user, id, OpenHow::READ).await), Errno::EACCES);
         kit.fs.open(&member, id, OpenHow::READ).await.unwrap();
         let chgrp = SetAttr { gid: Some(Gid(3000)), ..SetAttr::default() };
         kit.fs.setattr(&user(1000, 2000, &[3000]), id, chgrp).await.unwrap();
-        kit.fs.open(&stranger, id, OpenHow::READ).await.unwrap();
+        kit.fs.open(&other_user, id, OpenHow::READ).await.unwrap();
     });
 }
 

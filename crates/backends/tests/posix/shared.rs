@@ -58,7 +58,7 @@ fn an_id_of_one_server_means_the_same_at_the_others_and_gives_no_more_rights() {
             assert_eq!(errno(server.lookup(&bob, closed, name("f")).await), Errno::EACCES);
         }
         for server in [&names, &files] {
-            // Whoever has the id was let in once; the mode of the file decides, here as there.
+            // A caller that has the id was let in once; the mode of the file decides, here as there.
             server.open(&bob, inner.id, OpenHow::READ).await.unwrap();
         }
         let made_up = FileId { ino: id.ino, generation: id.generation ^ 1 << 40 };

@@ -48,7 +48,7 @@ fn ids_survive_renames_and_a_restart_of_the_server() {
     }
 }
 
-/// Who opened what was replaced at that moment was told that memory is short, and programs do not try
+/// A program that opened a file that was replaced at that moment got ENOMEM, and programs do not try
 /// that again.
 // proves: P38
 #[test]
@@ -129,7 +129,7 @@ fn the_path_table_follows_directories_that_move() {
     });
 }
 
-/// What an overlay copies is of another birth: the file had another id from then on, and whoever
+/// What an overlay copies is of another birth: the file had another id from then on, and a client that
 /// opened it next did not meet the locks of those who had it open.
 // proves: P40
 #[test]
@@ -193,7 +193,7 @@ fn a_file_that_an_overlay_copies_keeps_its_id_for_who_looks_meanwhile() {
         }
         ids
     });
-    let turn = std::sync::atomic::AtomicUsize::new(0);
+    let round = std::sync::atomic::AtomicUsize::new(0);
     let others = std::thread::scope(|scope| {
         let looks = scope.spawn(|| {
             block_on(async {
@@ -201,7 +201,7 @@ fn a_file_that_an_overlay_copies_keeps_its_id_for_who_looks_meanwhile() {
                 while number < FILES {
                     let entry = fs.lookup(&cx, root, &at(number)).await;
                     others += usize::from(entry.map(|entry| entry.id).ok() != Some(ids[number]));
-                    number = number.max(turn.load(std::sync::atomic::Ordering::Relaxed));
+                    number = number.max(round.load(std::sync::atomic::Ordering::Relaxed));
                 }
                 others
             })
@@ -219,7 +219,7 @@ fn a_file_that_an_overlay_copies_keeps_its_id_for_who_looks_meanwhile() {
                     }
                     _ => _ = fs.link(&cx, *id, root, name(&format!("l{number}"))).await.unwrap(),
                 }
-                turn.store(number + 1, std::sync::atomic::Ordering::Relaxed);
+                round.store(number + 1, std::sync::atomic::Ordering::Relaxed);
             }
         });
         looks.join().unwrap()
@@ -296,7 +296,7 @@ fn a_directory_that_an_overlay_copies_keeps_its_id() {
     });
 }
 
-/// Whoever had a file open got ESTALE once the server had been killed.
+/// Clients that had a file open got ESTALE once the server had been killed.
 // proves: P40
 #[test]
 fn ids_of_the_path_table_survive_a_restart_of_the_server() {

@@ -8,8 +8,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use super::Args;
 
-/// The error as users are told it; `words` are the command line.
-pub fn told(mut error: clap::Error, words: &[OsString]) -> clap::Error {
+/// The error as users see it; `words` are the command line.
+pub fn with_advice(mut error: clap::Error, words: &[OsString]) -> clap::Error {
     if let Some(ContextValue::Strings(names)) = error.get(ContextKind::ValidSubcommand) {
         let shown = ContextValue::Strings(without_hidden(names));
         error.insert(ContextKind::ValidSubcommand, shown);
@@ -49,25 +49,25 @@ mod tests {
     use clap::Parser;
     use std::os::unix::ffi::OsStringExt;
 
-    fn told_of(words: &[&[u8]]) -> String {
+    fn text_of(words: &[&[u8]]) -> String {
         let words: Vec<OsString> =
             words.iter().map(|word| OsString::from_vec(word.to_vec())).collect();
-        told(Args::try_parse_from(&words).unwrap_err(), &words).to_string()
+        with_advice(Args::try_parse_from(&words).unwrap_err(), &words).to_string()
     }
 
     #[test]
     fn what_is_hidden_is_not_proposed() {
-        let said = told_of(&[b"dray", b"moutn"]);
+        let said = text_of(&[b"dray", b"moutn"]);
         assert!(said.contains("'mount'") && !said.contains("mount-"), "{said}");
-        let said = told_of(&[b"dray", b"wake-moun"]);
+        let said = text_of(&[b"dray", b"wake-moun"]);
         assert!(said.contains("'wake-moun'") && !said.contains("wake-mount"), "{said}");
-        let said = told_of(&[b"dray", b"-q"]);
+        let said = text_of(&[b"dray", b"-q"]);
         assert!(said.contains("serve, mount, umount") && !said.contains("wake-mount"), "{said}");
     }
 
     #[test]
     fn what_is_no_text_is_named() {
-        let said = told_of(&[b"dray", b"mount", b"dray://h/x", b"/m", b"-o", b"ro,na\xffme"]);
+        let said = text_of(&[b"dray", b"mount", b"dray://h/x", b"/m", b"-o", b"ro,na\xffme"]);
         assert!(said.contains("ro,na\u{fffd}me` is not UTF-8"), "{said}");
     }
 }

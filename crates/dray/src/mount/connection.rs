@@ -20,7 +20,7 @@ use crate::mount::supervisor::OWN_PROGRAM;
 /// A daemon that follows another one serves without a server that does not answer within this
 /// time: calls wait for it, as long as the mount's limit allows.
 const TAKE_OVER_MAX: Duration = Duration::from_secs(1);
-/// Between two attempts of a daemon that follows one that told it too little.
+/// Between two attempts of a daemon that follows one that passed on too little.
 const CONNECT_PAUSE: Duration = Duration::from_millis(300);
 
 /// The sessions, once they are there; none in it if they could not be had.
@@ -39,8 +39,8 @@ pub(super) struct ServerConnection {
     /// Sees every call, where metrics are wanted.
     pub(super) calls: Option<Arc<Metrics>>,
     /// None until it has been tried.
-    pub(super) tell: watch::Sender<Option<Option<ClientConnection>>>,
-    pub(super) told: SharedConnection,
+    pub(super) session_sender: watch::Sender<Option<Option<ClientConnection>>>,
+    pub(super) session_receiver: SharedConnection,
     /// Why there is none.
     pub(super) failed: Mutex<Option<ConnectError>>,
 }
@@ -98,10 +98,10 @@ impl ServerConnection {
     pub(super) async fn for_worker(&self, index: usize) -> dray_core::Result<Stack> {
         if index == 0 {
             let session = self.connect().await;
-            self.tell.send_replace(Some(session));
+            self.session_sender.send_replace(Some(session));
         }
-        let mut told = self.told.clone();
-        let known = told.wait_for(Option::is_some).await;
+        let mut receiver = self.session_receiver.clone();
+        let known = receiver.wait_for(Option::is_some).await;
         let session = known.ok().and_then(|known| known.clone().flatten());
         let session = session.ok_or(Error::new(Errno::EHOSTUNREACH))?;
         session.attach_here();
@@ -128,13 +128,13 @@ impl ServerConnection {
         *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
     }
 
-    /// What is told, once: why there is no session.
+    /// Why there is no session. It is reported once.
     pub(super) fn failure(&self) -> Option<ConnectError> {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     async fn connect_first(&self) -> Option<ClientConnection> {
-        let mut told = false;
+        let mut reported = false;
         loop {
             let (target, options) = (&self.target, &self.options);
             let tried = ClientConnection::connect(target, options, &self.memory, CONNECT_MAX);
@@ -148,7 +148,7 @@ impl ServerConnection {
                 self.fail(error);
                 return None;
             };
-            if !std::mem::replace(&mut told, true) {
+            if !std::mem::replace(&mut reported, true) {
                 log::error!("{}: {error}", self.target);
             }
             wait();

@@ -23,12 +23,12 @@ use crate::mount::flusher;
 use crate::mount::mount_table::MountInfo;
 use crate::mount::options::MountPlan;
 use crate::mount::supervisor::{
-    CONNECTION, GATHER, HANDED_OVER, KeptKey, MountDescriptors, PARENT, STOP, TRIED, WAITING, WAKE,
-    key_of, ready_word, take,
+    CONNECTION, HANDED_OVER, KeptKey, MountDescriptors, PARENT, RECLAIM, STOP, TRIED, WAITING,
+    WAKE, key_of, ready_word, take,
 };
 use crate::mount::{Mount, RunningMount};
 use crate::paths;
-use crate::signals::{self, Ending};
+use crate::signals::{self, EndSignals};
 
 /// Serves the mount until it ends, or until the supervisor asks for a stop.
 pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
@@ -55,7 +55,7 @@ fn serve(args: MountDaemonArgs) -> Result<(), Failure> {
         daemonize::leave_terminal()?;
     }
     let at = args.mount.mountpoint;
-    let known = MountInfo { at: at.clone(), connection: told_connection() };
+    let known = MountInfo { at: at.clone(), connection: connection_of_supervisor() };
     let kept = held.key.map(KeptKey::over);
     let mut key = |auth: &str| key_of(auth, kept.as_ref(), &known);
     let plan = MountPlan::parse_with(&args.mount.options, &mut key)?;
@@ -72,7 +72,7 @@ fn serve(args: MountDaemonArgs) -> Result<(), Failure> {
     let wait = adopted.then(|| saying(&control, WAITING)).transpose().beginning(what)?;
     let wishes = SupervisorRequests {
         push: saying(&control, WAKE).beginning(what)?,
-        reclaim: saying(&control, GATHER).beginning(what)?,
+        reclaim: saying(&control, RECLAIM).beginning(what)?,
     };
     let device = Device { fd: held.device, clones: held.clones, state };
     let replaceable = std::env::var_os(TRIED).is_some();
@@ -83,7 +83,7 @@ fn serve(args: MountDaemonArgs) -> Result<(), Failure> {
     }
     let stats = running.reporter().stats();
     if let Some(why) = stats.no_ring.filter(|_| !args.successor) {
-        // Whoever asked for a ring may want to know; else it is how things are here.
+        // A user who asked for a ring gets a warning; else it is normal on this machine.
         let level = if wants_ring { log::Level::Warn } else { log::Level::Info };
         log::log!(level, "{}: the classic transport is used: {why}", at.display());
     }
@@ -93,7 +93,7 @@ fn serve(args: MountDaemonArgs) -> Result<(), Failure> {
     let (heard, at_ending) = (supervised.clone(), known.clone());
     let until_the_end = supervised.clone();
     let result = running.wait(&until_the_end, async move {
-        // Whoever waited for this mount, or for its upgrade, may ask for its status now.
+        // A command that waited for this mount, or for its upgrade, may ask for its status now.
         tell(&control, ready);
         dray_rt::spawn(heed_signals(at_ending, supervised));
         if let Err(error) = heed_supervisor(control).await {
@@ -112,8 +112,8 @@ fn serve(args: MountDaemonArgs) -> Result<(), Failure> {
     result
 }
 
-/// The connection that the supervisor has told; none by one of a version that did not.
-fn told_connection() -> Option<u32> {
+/// The connection that the supervisor has passed on; none if its version does not do so.
+fn connection_of_supervisor() -> Option<u32> {
     std::env::var(CONNECTION).ok()?.parse().ok()
 }
 
@@ -125,7 +125,7 @@ pub fn wake(at: &Path) -> Result<(), Failure> {
 /// Has the entries of a ring come together, in a process that holds nothing of the mount.
 pub fn reclaim_entries(at: &Path) -> Result<(), Failure> {
     dray_fuse::reclaim_entries(at)
-        .doing(|| format!("cannot bring the entries of {} together", at.display()))
+        .doing(|| format!("cannot reclaim the ring entries of {}", at.display()))
 }
 
 /// Has the kernel drop what others have changed, for a daemon that must not wait for that: it writes
@@ -173,7 +173,7 @@ async fn heed_supervisor(control: UnixStream) -> io::Result<()> {
 /// Signals are for the supervisor, which gets them, too, where they are sent to a group of
 /// processes. Without it one that asks for an end unmounts.
 async fn heed_signals(known: MountInfo, supervised: Arc<AtomicBool>) {
-    let ending = match Ending::new() {
+    let ending = match EndSignals::new() {
         Ok(ending) => ending,
         Err(error) => return log::error!("cannot wait for signals: {error}"),
     };

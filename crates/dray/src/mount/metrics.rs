@@ -41,7 +41,7 @@ fn kernel(stats: &Stats, labels: &str, text: &mut String) {
         ("requests_in_flight", "Requests of the kernel under way.", under_way),
         (
             "oldest_request_seconds",
-            "Time since when the oldest of them has been under way, or 0; locks wait for long.",
+            "Age of the oldest of them, or 0; a wait for a lock may be long.",
             oldest.as_secs_f64(),
         ),
         ("known_files", "Files that the kernel knows.", stats.nodes as f64),
@@ -102,11 +102,11 @@ fn unsynced(status: &UnsyncedStatus, labels: &str, text: &mut String) {
         ),
         (
             "power_losses_total",
-            "Times that the server's machine lost what was not on media.",
+            "Times that the server's machine lost data that were not on media.",
             Counter,
             status.power_losses,
         ),
-        ("losses_total", "Things lost by that; alarm on any.", Counter, status.losses),
+        ("losses_total", "Files and names lost by that; alarm on any.", Counter, status.losses),
         ("lost_bytes_total", "Data lost by that, as far as counted.", Counter, status.lost_bytes),
     ] {
         let name = format!("dray_mount_{name}");

@@ -22,8 +22,8 @@ use std::time::Duration;
 use dray_client::{ClientConnection, ClientMemory, ConnectError, ConnectOptions, Target};
 use dray_core::{Context, Errno, FileType, Pid, RequestId};
 use dray_fuse::{
-    Consistency, Device, MountFlags, MountOptions, Mounted, Options as FuseOptions, PerThread,
-    Reporter, WORKERS_MAX,
+    Consistency, Device, MountFlags, MountOptions, Options as FuseOptions, PerThread, Reporter,
+    ServedMount, WORKERS_MAX,
 };
 use dray_layers::metrics::Metrics;
 use dray_rt::sync::{oneshot, watch};
@@ -91,7 +91,7 @@ fn run_mount(mut args: MountArgs) -> Result<(), Failure> {
     }
     if let Some(limit) = dray_fuse::request_time_max() {
         log::warn!(
-            "the kernel ends this mount if the server is away, or a lock is waited for, for longer \
+            "the kernel ends this mount if the server does not answer, or a lock is waited for, for longer \
              than {} s (sysctl fs.fuse.max_request_timeout; 0: never)",
             limit.as_secs()
         );
@@ -113,21 +113,21 @@ pub struct Mount {
 struct Offered {
     /// It takes no changes.
     read_only: bool,
-    /// Whoever calls is the same user there (`squash=all`).
+    /// All callers are the same user there (`squash=all`).
     one_user: bool,
 }
 
 /// A mount that is being served.
 pub struct RunningMount {
     mount: Mount,
-    mounted: Mounted,
+    mounted: ServedMount,
     session: ClientConnection,
     calls: Option<Arc<Metrics>>,
     reporter: Arc<Reporter>,
 }
 
 impl Mount {
-    /// Connects, mounts, and turns into the supervisor, which has the mount served.
+    /// Connects, mounts, and becomes the supervisor, which has the mount served.
     fn start(
         self,
         source: &str,
@@ -173,7 +173,7 @@ impl Mount {
         launch.exec(waiting).map(drop)
     }
 
-    /// Whether the kernel goes by what it was told before.
+    /// Whether the kernel believes earlier answers.
     fn believes(&self) -> bool {
         self.plan.consistency != Consistency::Strict
     }
@@ -201,7 +201,7 @@ impl Mount {
         let mut executor =
             Executor::new(DriverKind::Epoll).doing(|| "cannot start the executor".into())?;
         executor.block_on(async {
-            let (begin, mut told) = (dray_rt::now(), false);
+            let (begin, mut reported) = (dray_rt::now(), false);
             loop {
                 let error = match self.greet().await {
                     Ok(offered) => return Ok(offered),
@@ -217,7 +217,7 @@ impl Mount {
                 if !may_pass || left.is_zero() {
                     return Err(error.into());
                 }
-                if !std::mem::replace(&mut told, true) {
+                if !std::mem::replace(&mut reported, true) {
                     let seconds = self.plan.retry.as_secs();
                     log::warn!("{error}; trying again for {seconds} s");
                 }
@@ -260,7 +260,7 @@ impl Mount {
                 errno: Errno::ESTALE,
                 message: format!(
                     "{}: the directory of the export is gone: it was removed at the server, or \
-                     another one is in its place; have the right one there, and restart `dray serve`",
+                     another one is in its place; put the right one there, and restart `dray serve`",
                     self.target
                 ),
             }),
@@ -286,7 +286,7 @@ impl Mount {
         };
         let at = &self.known.at;
         let what = || format!("cannot mount on {}", at.display());
-        let _turn = mount_point::turn(at)?;
+        let _lock = mount_point::lock_for_mounting(at)?;
         waiting.mounting();
         dray_fuse::mount(at, &options).doing(what)
     }
@@ -303,8 +303,8 @@ impl Mount {
         replaceable: bool,
         wishes: SupervisorRequests,
     ) -> Result<RunningMount, Failure> {
-        let (tell, told) = watch::channel(None);
-        // Whoever wants no metrics does not pay for them.
+        let (session_sender, session_receiver) = watch::channel(None);
+        // A mount without metrics does not pay for them.
         let calls = self.plan.metrics.as_ref().map(|_| Arc::new(Metrics::new()));
         let host = Arc::new(DaemonHost::new(wishes));
         let options = FuseOptions { workers: device.clones.len(), host, ..self.fuse_options() };
@@ -315,8 +315,8 @@ impl Mount {
             wait,
             replaceable,
             calls: calls.clone(),
-            tell,
-            told: told.clone(),
+            session_sender,
+            session_receiver: session_receiver.clone(),
             failed: Mutex::default(),
         });
         let ours = connection.clone();
@@ -324,11 +324,11 @@ impl Mount {
             let connection = ours.clone();
             Box::pin(async move { connection.for_worker(index).await })
         });
-        let mounted = Mounted::start(per_thread, device, options)
+        let mounted = ServedMount::start(per_thread, device, options)
             .beginning(|| format!("cannot serve the mount on {}", self.known.at.display()))
             // Whatever a worker without a session has answered, the server's reason is what counts.
             .map_err(|failure| connection.failure().map_or(failure, Failure::from))?;
-        let session = told.borrow().clone().flatten();
+        let session = session_receiver.borrow().clone().flatten();
         let session = session.ok_or_else(|| Failure::new("the server went away"))?;
         let reporter = Arc::new(mounted.reporter());
         Ok(RunningMount { mount: self, mounted, session, calls, reporter })
@@ -364,7 +364,9 @@ fn listen_for_control(mount: &Mount, report: Arc<MountReport>) -> Result<RunFile
     });
     dray_rt::spawn(async move {
         if let Err(error) = endpoint::serve(socket, "\n", answer).await {
-            log::error!("the status can no longer be asked for: {error}");
+            log::error!(
+                "the control socket failed: {error}; `dray status` gets no answer from this mount"
+            );
         }
     });
     Ok(file)
@@ -374,14 +376,14 @@ fn listen_for_control(mount: &Mount, report: Arc<MountReport>) -> Result<RunFile
 /// without, and a daemon before this one may not have ended.
 async fn serve_metrics(address: String, report: Arc<MountReport>, calls: Arc<Metrics>) {
     let text: metrics_http::MetricsSource = Arc::new(move || metrics::text(&report, &calls));
-    let mut told = false;
+    let mut reported = false;
     loop {
         match metrics_http::listen(&address) {
             Ok((socket, at)) => {
                 log::info!("metrics at http://{at}/metrics");
                 return metrics_http::serve(socket, text).await;
             }
-            Err(failure) if !std::mem::replace(&mut told, true) => {
+            Err(failure) if !std::mem::replace(&mut reported, true) => {
                 log::warn!("{}; trying again", failure.message);
             }
             Err(_) => {}

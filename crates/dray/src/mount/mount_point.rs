@@ -13,7 +13,7 @@ use crate::output;
 
 /// How long one waits for others that mount at the same place, who take milliseconds. A program
 /// that has locked the directory for reasons of its own does not keep a mount away.
-const TURN_MAX: Duration = Duration::from_secs(10);
+const LOCK_MAX: Duration = Duration::from_secs(10);
 
 /// A mount whose last descriptor is closed says so within this time.
 const DEAD_ANSWERS_MAX: Duration = Duration::from_secs(5);
@@ -53,13 +53,13 @@ fn taken(path: &Path) -> Failure {
 /// The right to mount at `at`, until it is dropped: of several that find the place free at the same
 /// moment only one may mount there. It is a lock on the directory itself, which is the same for
 /// every user and whatever run directory they have. Errors: there is a mount of dray by now.
-pub(super) fn turn(at: &Path) -> Result<Option<File>, Failure> {
-    // Opening an automount point would ask for the very mount that is being made. Whoever has
-    // asked the kernel for it once is not asked again.
-    let turn = if mount_table::is_automount(at) { None } else { lock(at) };
+pub(super) fn lock_for_mounting(at: &Path) -> Result<Option<File>, Failure> {
+    // Opening an automount point would ask for the very mount that is being made. The kernel
+    // does not ask a process for it that has asked once.
+    let held = if mount_table::is_automount(at) { None } else { lock(at) };
     match mount_table::find(at) {
         Some(_) => Err(taken(at)),
-        None => Ok(turn),
+        None => Ok(held),
     }
 }
 
@@ -83,7 +83,7 @@ fn lock(at: &Path) -> Option<File> {
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW);
     let dir = options.open(at).ok()?;
-    lock_within(&dir, TURN_MAX).is_ok_and(|has_it| has_it).then_some(dir)
+    lock_within(&dir, LOCK_MAX).is_ok_and(|has_it| has_it).then_some(dir)
 }
 
 #[cfg(test)]
@@ -93,17 +93,17 @@ mod tests {
     #[test]
     fn one_at_a_time_has_the_place() {
         let dir = tempfile::tempdir().unwrap();
-        let first = turn(dir.path()).unwrap().unwrap();
+        let first = lock_for_mounting(dir.path()).unwrap().unwrap();
         let at = dir.path().to_owned();
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let other = std::thread::spawn(move || {
-            let has_it = turn(&at).unwrap().is_some();
-            tell.send(()).unwrap();
+            let has_it = lock_for_mounting(&at).unwrap().is_some();
+            sender.send(()).unwrap();
             has_it
         });
-        assert!(told.recv_timeout(Duration::from_millis(50)).is_err());
+        assert!(receiver.recv_timeout(Duration::from_millis(50)).is_err());
         drop(first);
         assert!(other.join().unwrap());
-        assert!(turn(Path::new("/nowhere/at/all")).unwrap().is_none());
+        assert!(lock_for_mounting(Path::new("/nowhere/at/all")).unwrap().is_none());
     }
 }

@@ -63,12 +63,12 @@ pub fn places_of(connection: u32) -> Vec<MountEntry> {
 pub struct MountInfo {
     /// Where it was made.
     pub at: PathBuf,
-    /// The kernel's number of the connection; none: we were not told.
+    /// The kernel's number of the connection; none: it is not known.
     pub connection: Option<u32>,
 }
 
 impl MountInfo {
-    /// Where it is. To be asked of a mount that lives: the kernel gives the number of a connection
+    /// Where it is. To be asked of a mount that is in use: the kernel gives the number of a connection
     /// that has ended to the next one.
     pub fn place(&self) -> Option<MountEntry> {
         let Some(connection) = self.connection else { return find(&self.at) };

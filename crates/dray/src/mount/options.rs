@@ -205,7 +205,7 @@ impl MountPlan {
         Ok(plan)
     }
 
-    /// What mount(2) is told.
+    /// The flags for mount(2).
     pub fn flags(&self) -> MountFlags {
         MountFlags {
             read_only: self.read_only,
@@ -465,7 +465,7 @@ mod tests {
             ("zz", "unknown mount option `zz`; there are: timeout"),
             ("xyz", "unknown mount option `xyz`; there are: timeout"),
             ("cto", "unknown mount option `cto`: by default (consistency=strict)"),
-            ("noac", "`noac`: how long names and attributes are believed is attr_timeout="),
+            ("noac", "`noac`: attr_timeout=SECONDS under consistency=close-to-open says how"),
             ("actimeo=3", "attr_timeout=SECONDS under consistency=close-to-open"),
             ("soft", "timeout=SECONDS has them fail"),
             ("vers=4.2", "unknown mount option `vers=4.2`: client and server agree"),

@@ -81,7 +81,7 @@ struct Difference {
 fn difference(mounted: &[String], wanted: &[String]) -> Result<Option<Difference>, Failure> {
     let all: Vec<String> = mounted.iter().chain(wanted).cloned().collect();
     let lasting = |lists: &[String]| {
-        // Whoever remounts need not be able to read the key.
+        // The user who remounts need not be able to read the key.
         MountPlan::parse_with(lists, &mut |_| Ok(None)).map(|plan| plan.lasting())
     };
     let (is, wanted) = (lasting(mounted)?, lasting(&all)?);
@@ -101,7 +101,7 @@ mod tests {
 
     /// It succeeded, and nothing was changed.
     #[test]
-    fn every_option_that_a_remount_leaves_as_it_is_is_told() {
+    fn every_option_that_a_remount_cannot_change_is_reported() {
         for (mounted, wanted, key, is) in [
             ("", "remount,consistency=close-to-open", "consistency", "strict"),
             ("timeout=5", "timeout=6", "timeout", "5"),
@@ -117,8 +117,9 @@ mod tests {
             ("noallow_other", "allow_other", "allow_other", "no"),
             ("", "noshared_mmap", "shared_mmap", "yes"),
         ] {
-            let told = between(mounted, wanted).unwrap_or_else(|| panic!("{mounted}: {wanted}"));
-            assert_eq!((told.0, told.1.as_str()), (key, is), "{mounted}: {wanted}");
+            let difference =
+                between(mounted, wanted).unwrap_or_else(|| panic!("{mounted}: {wanted}"));
+            assert_eq!((difference.0, difference.1.as_str()), (key, is), "{mounted}: {wanted}");
         }
         for (mounted, wanted) in [
             ("timeout=60,ro", "remount,rw,timeout=60.0"),

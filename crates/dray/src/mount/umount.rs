@@ -41,8 +41,8 @@ pub fn run(args: &UmountArgs) -> Result<(), Failure> {
         && !supervisor.ends_within(FAREWELL_MAX)
     {
         log::warn!(
-            "{shown} is unmounted, and what served it goes on: it still takes leave of the server, \
-             or another mount namespace (a container) has the mount, too"
+            "{shown} is unmounted, and its processes still run: they are ending the session at the \
+             server, or another mount namespace (a container) has the mount, too"
         );
     }
     Ok(())

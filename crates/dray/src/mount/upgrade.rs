@@ -80,11 +80,11 @@ fn upgrade(mount: &MountEntry) -> Result<(), Failure> {
         std::thread::sleep(LOOK_TIME);
         match note.read() {
             None => return Err(Failure::new(format!("the mount on {shown} has ended"))),
-            Some(told) if told.answers_since(&before) => {
+            Some(report) if report.answers_since(&before) => {
                 while begin.elapsed() < PATIENCE_WAKING && is_waking(before.supervisor) {
                     std::thread::sleep(LOOK_TIME);
                 }
-                return outcome(&told);
+                return outcome(&report);
             }
             Some(_) => {}
         }
@@ -107,11 +107,11 @@ fn is_waking(supervisor: u32) -> bool {
     children.split_ascii_whitespace().any(wakes)
 }
 
-fn outcome(told: &SupervisorReport) -> Result<(), Failure> {
-    match told.former_program {
+fn outcome(report: &SupervisorReport) -> Result<(), Failure> {
+    match report.former_program {
         false => Ok(()),
         true => Err(Failure::new(
-            "the program as it is installed now does not come up: the former one goes on",
+            "the installed program does not start: the mount keeps the former program",
         )),
     }
 }

@@ -142,8 +142,8 @@ impl Config {
         for fault in &self.fault {
             fault.plan()?;
             // Exports of the command line are not known here.
-            let stranger = fault.export.as_deref().filter(|name| !known().any(|one| one == *name));
-            if let Some(name) = stranger.filter(|_| self.faults) {
+            let unknown = fault.export.as_deref().filter(|name| !known().any(|one| one == *name));
+            if let Some(name) = unknown.filter(|_| self.faults) {
                 log::warn!("[[fault]] for export `{name}`, which is not in this file");
             }
         }

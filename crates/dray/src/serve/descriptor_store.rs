@@ -52,7 +52,7 @@ pub fn socket_path(state: &Path) -> PathBuf {
     state.join("keeper.sock")
 }
 
-/// The address of that socket, for as long as what comes with it lives. One that is longer than an
+/// The address of that socket, for as long as what comes with it exists. One that is longer than an
 /// address can be (`sun_path`, 108 bytes: unix(7)) goes by a descriptor of its directory.
 pub fn socket_address(state: &Path) -> io::Result<(SockAddr, Option<File>)> {
     if let Ok(address) = SockAddr::unix(socket_path(state)) {
@@ -232,7 +232,7 @@ impl DescriptorStore for DescriptorStoreClient {
         }
     }
 
-    fn keep_for_return(&self, fs: FsUuid, id: FileId) {
+    fn keep_for_recovery(&self, fs: FsUuid, id: FileId) {
         if let Some(users) = self.lock().held.get_mut(&key(fs, id)) {
             *users = users.saturating_sub(1);
         }
@@ -323,7 +323,7 @@ mod tests {
         }
     }
 
-    /// A store process lives on over upgrades of its server, and over upgrades back.
+    /// A store process outlives upgrades of its server, and upgrades back.
     // proves: P137
     #[test]
     fn processes_of_two_versions_understand_each_other() {
@@ -402,7 +402,7 @@ mod tests {
         let client = client(near, HashMap::new());
         let file = std::fs::File::open("/dev/null").unwrap();
         client.hold(fs, id, std::os::fd::AsFd::as_fd(&file));
-        client.keep_for_return(fs, id);
+        client.keep_for_recovery(fs, id);
         assert!(client.holds(fs, id) && client.adopt(fs, id));
         client.release(fs, id);
         assert!(!client.holds(fs, id));

@@ -35,7 +35,7 @@ pub fn warn_of_few(limit: usize) {
     if limit < ENOUGH {
         log::warn!(
             "{limit} descriptors are few: the server will refuse clients, and removals of open \
-             files; let the server have {ENOUGH} or more (LimitNOFILE, ulimit -n)"
+             files; raise the limit of the server to {ENOUGH} or more (LimitNOFILE, ulimit -n)"
         );
     }
 }

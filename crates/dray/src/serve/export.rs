@@ -54,7 +54,7 @@ impl ExportPlan {
         backend: &'static dyn BackendKind,
         name: &str,
         dir: PathBuf,
-    ) -> Result<Unconfigured, String> {
+    ) -> Result<UnconfiguredExport, String> {
         Target::check_export(name)?;
         let dir = match (backend.has_directory(), dir.as_os_str().is_empty()) {
             (true, true) => return Err(format!("export `{name}` has no directory")),
@@ -65,7 +65,7 @@ impl ExportPlan {
                 return Err(format!("export `{name}`: the backend {kind} has no directory"));
             }
         };
-        Ok(Unconfigured {
+        Ok(UnconfiguredExport {
             backend,
             name: name.to_owned(),
             dir,
@@ -83,9 +83,9 @@ impl ExportPlan {
             let end = if what.ends_with('?') { "" } else { ";" };
             format!("{what}{end} an export looks like home=/srv/home,ro")
         };
-        let mut halves = text.as_bytes().splitn(2, |byte| *byte == b'=');
-        let name = String::from_utf8_lossy(halves.next().unwrap_or_default());
-        let rest = halves.next().ok_or_else(|| wrong("expected NAME=DIR"))?;
+        let mut parts = text.as_bytes().splitn(2, |byte| *byte == b'=');
+        let name = String::from_utf8_lossy(parts.next().unwrap_or_default());
+        let rest = parts.next().ok_or_else(|| wrong("expected NAME=DIR"))?;
         let mut parts = split_bytes(rest).into_iter();
         let dir = OsString::from_vec(parts.next().unwrap_or_default());
         let parts: Vec<String> = parts
@@ -100,7 +100,7 @@ impl ExportPlan {
 }
 
 /// An export whose backend has not taken its options.
-pub struct Unconfigured {
+pub struct UnconfiguredExport {
     backend: &'static dyn BackendKind,
     name: String,
     dir: PathBuf,
@@ -110,10 +110,10 @@ pub struct Unconfigured {
     pub insecure: bool,
 }
 
-impl Unconfigured {
+impl UnconfiguredExport {
     /// With the options of the backend's own.
     pub fn with_own(self, own: &BackendOptions) -> Result<ExportPlan, String> {
-        let Unconfigured { backend, name, dir, read_only, squash, allow, insecure } = self;
+        let UnconfiguredExport { backend, name, dir, read_only, squash, allow, insecure } = self;
         let source = backend
             .configure(&ExportSettings { dir: &dir, read_only, squash, own })
             .map_err(|wrong| {

@@ -71,7 +71,7 @@ async fn is_to_be_withdrawn(export: &ExportState, fs: &dyn Backend, path: &Path)
     let (name, dir) = (&export.name, export.dir());
     if fs.location(path).await == ExportLocation::OtherMount {
         log::error!(
-            "export `{name}`: what it is on is no longer mounted at {dir}, or is covered by another \
+            "export `{name}`: its file system is no longer mounted at {dir}, or is covered by another \
              mount; clients wait"
         );
         return true;
@@ -98,13 +98,13 @@ fn report(export: &ExportState, state: DirectoryState) {
         DirectoryState::There => log::warn!("export `{name}`: its directory {dir} is there again"),
         DirectoryState::Gone => log::error!(
             "export `{name}`: its directory {dir} is gone: it was removed, or another one is in its \
-             place; every call of a client fails with ESTALE; have the right one there, and \
+             place; every call of a client fails with ESTALE; put the right one there, and \
              restart this server"
         ),
         DirectoryState::Elsewhere => log::error!(
-            "export `{name}`: its directory is no longer at {dir}: it was moved; clients are served what \
-             they had there, wherever it is now; have it there again, or restart this server, say \
-             `dray accept {name}` and mount anew to have what is there"
+            "export `{name}`: its directory is no longer at {dir}: it was moved; clients are served \
+             the moved directory; move it back, or, to serve what is at {dir} now, restart this \
+             server, say `dray accept {name}` and mount its clients again"
         ),
     }
 }

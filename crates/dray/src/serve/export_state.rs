@@ -230,7 +230,9 @@ impl ExportState {
     pub fn why_late(&self) -> String {
         match self.fs() {
             None => format!("the file system below {} does not answer", self.dir()),
-            Some(_) => "what its clients had before the restart is taken up again first".to_owned(),
+            Some(_) => {
+                "the state of its clients from before the restart is being restored".to_owned()
+            }
         }
     }
 
@@ -323,7 +325,7 @@ mod tests {
         let one = ExportState::new(&ExportPlan::new("a", "/srv/a".into()).unwrap());
         assert!(one.why_late().ends_with("does not answer"));
         one.answered(Path::new("/srv/a"), fs);
-        assert!(one.why_late().contains("taken up again"));
+        assert!(one.why_late().contains("is being restored"));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Decides whether an export may be served from the file system at its path. The reason against it says what
 //! the export waits for, what is there, and what to do.
 
-use dray_backends::backend::{Difference, FoundBackend, NotedIdentity, Unavailable};
+use dray_backends::backend::{Difference, FoundBackend, NotedIdentity, UnavailableReason};
 
 use crate::error::Failure;
 use crate::serve::export_state::HoldReason;
@@ -24,10 +24,12 @@ impl ExportOpener {
         self.hindrance(self.plan.source.died(noted))
     }
 
-    fn hindrance(&self, unavailable: Unavailable) -> OpenFailure {
+    fn hindrance(&self, unavailable: UnavailableReason) -> OpenFailure {
         match unavailable {
-            Unavailable::Wrong(why) => Failure::new(format!("{}: {why}", self.cannot())).into(),
-            Unavailable::Awaited { why, expected, found } => {
+            UnavailableReason::Wrong(why) => {
+                Failure::new(format!("{}: {why}", self.cannot())).into()
+            }
+            UnavailableReason::Awaited { why, expected, found } => {
                 let held = HoldReason { expected, found, acceptable: None };
                 OpenFailure::hold(self.waits(&why), held)
             }
@@ -37,9 +39,7 @@ impl ExportOpener {
     /// That it is held back, and that nothing but what `why` says is to be done.
     fn waits(&self, why: &str) -> String {
         let name = &self.plan.name;
-        format!(
-            "export `{name}` is held back: {why}, and the export goes on by itself; clients wait"
-        )
+        format!("export `{name}` is held back: {why}, and the export opens by itself; clients wait")
     }
 
     /// What the export was made on, as far as that is known by its name.
@@ -71,23 +71,25 @@ impl ExportOpener {
         if self.exported.accepts(identity) {
             exports.renew(dir)?;
             log::warn!(
-                "export `{name}` is made anew on {identity}, as was said; clients mount anew: what \
-                 they know of it is stale"
+                "export `{name}` is made anew on {identity}, as `dray accept` said: unmount its \
+                 clients, and mount again; what they know of the export is stale"
             );
             return Ok(());
         }
         let (shown, was) = (dir.display(), noted.identity.to_string());
         let (expected, found, mend) = match difference {
-            Difference::FileSystem => (was, identity.to_string(), "mount that one there"),
+            Difference::FileSystem => {
+                (was, identity.to_string(), "mount the expected file system there")
+            }
             Difference::Directory => (
                 format!("the directory of {was} that it was made on"),
                 format!("another directory of the same file system ({identity})"),
-                "have that one there, be it mounted or moved",
+                "mount or move the expected directory there",
             ),
         };
         let words = format!(
             "export `{name}` is held back: at {shown} is {found}, and the export was made on {expected}: \
-             {mend}, and the export goes on by itself; or, to serve what is there now instead, say \
+             {mend}, and the export opens by itself; or, to serve what is there now instead, say \
              `dray accept {name}`; clients wait"
         );
         let acceptable = Some(identity.clone());

@@ -42,7 +42,7 @@ pub fn text(report: &ServerReport) -> String {
 fn hangs(report: &ServerReport, text: &mut String) {
     let all: Vec<_> = report.exports.iter().map(|one| (&one.name, one.hang())).collect();
     for (name, help) in [
-        ("dray_hang_seconds", "Time since when the file system below has not answered, or 0."),
+        ("dray_hang_seconds", "Time for which the file system below has not answered, or 0."),
         ("dray_hung_calls", "Calls that wait for a file system below that does not answer."),
     ] {
         head(text, name, Gauge, help);
@@ -60,7 +60,7 @@ fn hangs(report: &ServerReport, text: &mut String) {
 /// What clients could not have, so that there is some for others.
 fn refused(status: &RefusedStatus, text: &mut String) {
     let name = "dray_refused_total";
-    head(text, name, Counter, "What a client or its address had its share of, and was refused.");
+    head(text, name, Counter, "Requests refused because the client or its address had its share.");
     for (what, count) in [
         ("files", status.files),
         ("locks", status.locks),
@@ -74,8 +74,7 @@ fn refused(status: &RefusedStatus, text: &mut String) {
 /// Since when each export has not been served because of what is at its place.
 fn held_back(report: &ServerReport, text: &mut String) {
     let name = "dray_held_back_seconds";
-    let help =
-        "Time since when another file system than it was made on is at an export's place, or 0.";
+    let help = "Time for which an export's directory has been on another file system, or 0.";
     head(text, name, Gauge, help);
     for export in &report.exports {
         let held = export.starting().filter(|starting| starting.held.is_some());
@@ -105,7 +104,7 @@ fn recovery(status: &RecoveryStatus, text: &mut String) {
         ("lost_bytes_total", "Data lost, as far as counted.", Counter, status.lost_bytes),
         (
             "clients_missing_total",
-            "Clients that did not come back with what they had kept.",
+            "Clients that did not return to send the data that they had kept.",
             Counter,
             status.clients_missing,
         ),

@@ -46,7 +46,7 @@ use crate::serve::journal::{Boot, ServerJournal};
 use crate::serve::opening::{ExportOpener, SharedState};
 use crate::serve::plan::ServePlan;
 use crate::serve::workers::{StuckThreads, Workers};
-use crate::signals::{self, Ending};
+use crate::signals::{self, EndSignals};
 use crate::status::report::ServerReport;
 use crate::{metrics_http, paths};
 
@@ -164,8 +164,8 @@ impl Serving {
         let stuck = self.workers.end(END_MAX);
         for (export, threads) in &stuck {
             log::error!(
-                "export `{export}`: its file system does not let go of {threads} threads; the \
-                 process is gone when it does, and a new server serves the other exports meanwhile"
+                "export `{export}`: {threads} threads are stuck in its file system; the process is \
+                 gone when they return; a new server serves the other exports meanwhile"
             );
         }
         leave_behind(&self.state_dir, &self.exports, &stuck);
@@ -289,7 +289,7 @@ async fn serve(
     workers: &Arc<Workers>,
     scope: &Scope,
 ) -> Result<(), Failure> {
-    let ending = Ending::new().doing(|| "cannot wait for signals".into())?;
+    let ending = EndSignals::new().doing(|| "cannot wait for signals".into())?;
     let handle = ExecutorHandle::current();
     let mut listening = Vec::new();
     paths::make_run_dir()?; // a socket may be meant to be in it
@@ -399,7 +399,9 @@ fn listen_for_control(report: &Arc<ServerReport>, scope: &Scope) -> Result<RunFi
     });
     scope.spawn_on(&ExecutorHandle::current(), async move {
         if let Err(error) = endpoint::serve(socket, "\n", answer).await {
-            log::error!("the status can no longer be asked for: {error}");
+            log::error!(
+                "the control socket failed: {error}; `dray status` gets no answer from this server"
+            );
         }
     });
     Ok(file)

@@ -183,8 +183,8 @@ impl ExportOpener {
         while withdrawn.is_in_use() {
             if begun.elapsed() > FORMER_MAX {
                 let why = format!(
-                    "export `{name}` is opened again once the file system that it was on has let go of \
-                     the calls that are in it; clients wait; other exports are served"
+                    "export `{name}` is opened again when the calls in its former file system have \
+                     ended; clients wait; other exports are served"
                 );
                 if self.exported.failed(&why, None) {
                     log::error!("{why}");
@@ -194,7 +194,7 @@ impl ExportOpener {
         }
         let lasted = self.open_at_last(withdrawn.loss, None);
         let dir = self.exported.dir();
-        log::warn!("export `{name}` goes on with {dir} after {} s", lasted.as_secs());
+        log::warn!("export `{name}` is served again from {dir} after {} s", lasted.as_secs());
     }
 
     /// Waits until no former server is in the file system with a change that it may still make.
@@ -206,8 +206,8 @@ impl ExportOpener {
             let Some(former) = left_behind::of(&dir, name) else { return Ok(()) };
             if !std::mem::replace(&mut reported, true) {
                 let why = format!(
-                    "export `{name}` is opened once its file system has let go of the former \
-                     server (process {former}), whose last changes come first"
+                    "export `{name}` is opened when the former server (process {former}) has ended: \
+                     it may still change files there"
                 );
                 log::error!("{why}; clients wait; other exports are served");
                 self.exported.failed(&why, None);

@@ -17,10 +17,10 @@ use crate::serve::export_state::ExportState;
 use crate::serve::projections::{self, ServerNames};
 use crate::serve::state::boot_id;
 
-/// Where a server listens that was not told: this machine alone can get there.
+/// Where a server listens by default: this machine alone can get there.
 const DEFAULT_LISTEN: &str = "127.0.0.1";
 
-/// Everything that a server is told.
+/// Everything that configures a server.
 pub struct ServePlan {
     pub config: Config,
     pub exports: Vec<ExportPlan>,
@@ -97,7 +97,7 @@ pub fn plan(args: ServeArgs) -> Result<ServePlan, Failure> {
     })
 }
 
-/// Of a server that is told this.
+/// From these arguments of a server.
 pub fn server_options(plan: &ServePlan) -> Result<ServerOptions, Failure> {
     let defaults = ServerOptions::default();
     let pool = match plan.config.buffers().map_err(Failure::usage)? {
@@ -142,7 +142,7 @@ pub fn warn_of_openness(plan: &ServePlan) {
     for address in plan.listen.iter().filter(by_network) {
         log::warn!(
             "no key is asked for at {address}: root of each machine that gets there can act as any \
-             user, and so can whoever else may use ports below 1024, as in many containers; \
+             user, and so can any user who may use ports below 1024, as in many containers; \
              `dray key` makes a key, which servers and clients then use"
         );
         for export in plan.exports.iter().filter(|export| export.insecure) {

@@ -199,7 +199,7 @@ mod tests {
             let said = with(options).unwrap_err();
             assert!(said.contains(words), "{options}: {said}");
         }
-        // They are the server's affair, and clients are not told.
+        // They are the server's affair: clients do not learn them.
         let [plain, other] = ["", "insecure = true"]
             .map(|options| with(options).unwrap()[0].projection.as_ref().unwrap().for_clients());
         assert_eq!(plain, other);

@@ -17,7 +17,7 @@ use crate::serve::state::{StateDir, escaped, known_dirs};
 /// The first of those that are made, below [`paths::state_dir`]; others have a number behind it.
 const NAME: &str = "main";
 
-/// Servers of one machine that were told no state directory.
+/// Servers of one machine without a configured state directory.
 const SERVERS_MAX: usize = 64;
 
 /// Directories that are looked at. Earlier versions made one for each address.

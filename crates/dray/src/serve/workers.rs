@@ -95,7 +95,7 @@ impl Workers {
                 return log::debug!("{peer} connected and closed the connection");
             }
             Ok(Err(error)) => format!("{peer} does not send the greeting of a client: {error}"),
-            Err(_) => format!("{peer} has connected and said nothing"),
+            Err(_) => format!("{peer} connected and sent nothing"),
         };
         match server.complains(peer) {
             true => log::warn!("{what}"),

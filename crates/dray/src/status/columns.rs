@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_terminal_gets_what_matters_and_is_told_what_it_does_not() {
+    fn a_narrow_terminal_gets_what_matters_and_the_names_of_the_rest() {
         let text = drawn(Some(55));
         assert!(
             text.contains("  node1  /a/very/long/path/to/some/file\n  left out: FROM"),

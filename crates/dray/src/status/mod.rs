@@ -331,7 +331,7 @@ fn everything() -> Reports {
 }
 
 /// The mounts of this user, or for root those of everybody, and where they answer, whatever run
-/// directories they were given. Whoever names one asks for what is in that.
+/// directories they were given. A name of one asks for what is in it.
 fn mounts_elsewhere() -> Vec<(MountEntry, Option<PathBuf>)> {
     if paths::is_run_dir_given() {
         return Vec::new();
@@ -437,7 +437,7 @@ mod tests {
 
     /// Each was said in full: with thirty dead mounts the hint was thirty times as long.
     #[test]
-    fn those_that_do_not_answer_are_told_in_one_line() {
+    fn processes_that_do_not_answer_are_reported_in_one_line() {
         let report = |kind: &str, at: &str| {
             (PathBuf::from(at), json!({ "kind": kind, "socket": at, "error": "no" }))
         };
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_told_from_others() {
+    fn a_host_is_distinguished_from_others() {
         assert!(is_of_this_machine("127.0.0.1", 7440));
         assert!(!is_of_this_machine("192.0.2.1", 7440), "an address of documents");
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dray_client::{ChannelStats, ClientConnection, LossEvent, SessionStatus, UnsyncedStatus};
-use dray_fuse::{Consistency, InFlight, JobsOf, Reporter, Transport};
+use dray_fuse::{Consistency, InFlight, JobTable, Reporter, Transport};
 use dray_rpc::server::{Server, ServerStatus};
 use dray_rt::Instant;
 use serde_json::{Value, json};
@@ -281,7 +281,7 @@ fn server(sessions: &[SessionStatus]) -> Value {
     })
 }
 
-fn operation(operation: &InFlight, jobs: &JobsOf, mountpoint: &str) -> Value {
+fn operation(operation: &InFlight, jobs: &JobTable, mountpoint: &str) -> Value {
     let below = operation.path.as_ref().map(|path| String::from_utf8_lossy(path));
     let path = below.map(|below| match &*below {
         "/" => mountpoint.to_owned(),

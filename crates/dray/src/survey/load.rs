@@ -95,7 +95,7 @@ impl SurveyLoad {
                     Err(error) => failed.push(error),
                 }
             }
-            if let Some(error) = to_be_told(failed) {
+            if let Some(error) = reportable_error(failed) {
                 return Err(error);
             }
             outcome.samples_ns.sort_unstable();
@@ -267,7 +267,7 @@ impl fmt::Display for CleanupError {
 impl std::error::Error for CleanupError {}
 
 /// Of the errors of the threads: one that the user has to act on, else the first.
-fn to_be_told(mut failed: Vec<LoadError>) -> Option<LoadError> {
+fn reportable_error(mut failed: Vec<LoadError>) -> Option<LoadError> {
     let left = failed.iter().position(|error| error.is::<CleanupError>()).unwrap_or(0);
     (!failed.is_empty()).then(|| failed.swap_remove(left))
 }
@@ -414,7 +414,7 @@ mod tests {
 
     /// "remove: Host is down" was all that was said where the server went away.
     #[test]
-    fn what_cannot_be_removed_is_told_behind_what_went_wrong() {
+    fn files_left_behind_are_reported_after_the_failure() {
         let fails = |op, errno| Fault {
             op: Some(op),
             when: When::Always,
@@ -427,18 +427,18 @@ mod tests {
         let duration = Duration::from_millis(1);
         let load = SurveyLoad { work: LoadKind::Read, threads: 1, block_bytes: 4096, duration };
         let mut gates = Gates::new(1);
-        let told = block_on(load.run_on(&*fs, &own_context(), 0, &mut gates));
-        let told = told.err().unwrap().to_string();
-        assert!(told.contains("EIO") && told.contains(&file_names()), "{told}");
-        assert!(told.contains("left behind"), "{told}");
-        let told = load.run(&LoadTarget::Local(fs)).err().unwrap().to_string();
-        assert!(told.contains("EIO") && !told.contains("left behind"), "{told}");
-        // One thread could not come back, and another one had written: only the former was told.
+        let error = block_on(load.run_on(&*fs, &own_context(), 0, &mut gates));
+        let error = error.err().unwrap().to_string();
+        assert!(error.contains("EIO") && error.contains(&file_names()), "{error}");
+        assert!(error.contains("left behind"), "{error}");
+        let error = load.run(&LoadTarget::Local(fs)).err().unwrap().to_string();
+        assert!(error.contains("EIO") && !error.contains("left behind"), "{error}");
+        // One thread could not come back, and another one had written: only the former was reported.
         let left = || CleanupError { why: "gone".into() }.into();
-        let told = to_be_told(vec!["cannot connect".into(), left()]).unwrap();
-        assert!(told.is::<CleanupError>());
-        assert_eq!(to_be_told(vec!["a".into(), "b".into()]).unwrap().to_string(), "a");
-        assert!(to_be_told(Vec::new()).is_none());
+        let error = reportable_error(vec!["cannot connect".into(), left()]).unwrap();
+        assert!(error.is::<CleanupError>());
+        assert_eq!(reportable_error(vec!["a".into(), "b".into()]).unwrap().to_string(), "a");
+        assert!(reportable_error(Vec::new()).is_none());
     }
 
     #[test]

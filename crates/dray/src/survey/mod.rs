@@ -234,7 +234,7 @@ impl<'a> Survey<'a> {
     /// What a cut needs. None: it cannot be had, which is noted, and the other cuts are made all the
     /// same.
     fn able<T>(&mut self, cut: &str, needed: Result<T, Failure>) -> Result<Option<T>, Failure> {
-        interrupt::check()?; // before what it has spoiled is told
+        interrupt::check()?; // before a failure that it has caused is reported
         let needed = needed.map_err(|failure| self.miss(cut, &failure.message));
         Ok(needed.ok())
     }

@@ -41,17 +41,17 @@ impl Loopback {
         let server = Server::new(ServerOptions::default(), exports, journal);
         let workers = Workers::new(&[NULL_EXPORT], 0);
         let (stop, stopped) = oneshot::channel();
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let thread = std::thread::Builder::new().name("dray-survey".into()).spawn(move || {
             let result = Executor::new(DriverKind::Epoll).map(|mut executor| {
-                executor.block_on(accept(server, Arc::new(workers), tell.clone(), stopped));
+                executor.block_on(accept(server, Arc::new(workers), sender.clone(), stopped));
             });
             if let Err(error) = result {
-                let _ = tell.send(Err(error)); // the starting thread waits for it
+                let _ = sender.send(Err(error)); // the starting thread waits for it
             }
         });
         let thread = thread.doing(what)?;
-        let address = told.recv().doing(what)?.doing(what)?;
+        let address = receiver.recv().doing(what)?.doing(what)?;
         let target = Target::at(address, NULL_EXPORT.to_owned());
         Ok(Loopback { target, stop: Some(stop), thread: Some(thread) })
     }
@@ -71,18 +71,18 @@ impl Drop for Loopback {
 async fn accept(
     server: Server,
     workers: Arc<Workers>,
-    tell: std::sync::mpsc::Sender<std::io::Result<Address>>,
+    sender: std::sync::mpsc::Sender<std::io::Result<Address>>,
     stopped: oneshot::Receiver<()>,
 ) {
     let any = Address::Tcp { host: "127.0.0.1".to_owned(), port: 0 };
     let Listening { address, listener } = match listen_first(&any).await {
         Ok(listening) => listening,
         Err(error) => {
-            let _ = tell.send(Err(error)); // the starting thread waits for it
+            let _ = sender.send(Err(error)); // the starting thread waits for it
             return;
         }
     };
-    let _ = tell.send(Ok(address)); // as above
+    let _ = sender.send(Ok(address)); // as above
     let scope = Scope::new();
     scope.spawn_on(&ExecutorHandle::current(), async move {
         while let Ok(incoming) = listener.accept().await {

@@ -25,12 +25,12 @@ pub struct Pid(pub i32);
 
 impl Pid {
     pub fn signal(self, signal: i32) {
-        // SAFETY: takes no memory. The shell has not been told to wait for it, so the number is
+        // SAFETY: takes no memory. The shell does not wait for it yet, so the number is
         // still its own.
         unsafe { libc::kill(self.0, signal) };
     }
 
-    /// Whether it has ended, though the shell has not been told to wait for it.
+    /// Whether it has ended, though the shell does not wait for it yet.
     pub fn is_over(self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0)).unwrap_or_default();
         stat.rsplit(')').next().is_none_or(|rest| rest.is_empty() || rest.starts_with(" Z"))
@@ -58,17 +58,17 @@ impl Pid {
         let read = |path: &str| {
             String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).replace('\0', " ")
         };
-        let mut told = format!("{} ({})", self.0, read(&format!("{dir}/cmdline")));
+        let mut text = format!("{} ({})", self.0, read(&format!("{dir}/cmdline")));
         for thread in std::fs::read_dir(format!("{dir}/task")).into_iter().flatten().flatten() {
             let thread = thread.path();
             for file in ["stat", "syscall", "stack"] {
-                told.push_str(&format!(
+                text.push_str(&format!(
                     "\n{file}: {}",
                     read(&format!("{}/{file}", thread.display()))
                 ));
             }
         }
-        told
+        text
     }
 }
 

@@ -23,17 +23,17 @@ impl Load {
         Load { stop: Arc::default(), threads: Vec::new(), steps: Arc::default() }
     }
 
-    /// Runs `step` over and over, with the number of the turn.
+    /// Runs `step` over and over, with the number of the round.
     pub fn add(&mut self, mut step: impl FnMut(u64) -> io::Result<()> + Send + 'static) {
         let (stop, steps) = (self.stop.clone(), self.steps.clone());
         self.threads.push(std::thread::spawn(move || {
-            let mut turn = 0;
+            let mut round = 0;
             while !stop.load(Ordering::Relaxed) {
-                step(turn)?;
-                turn += 1;
+                step(round)?;
+                round += 1;
                 steps.fetch_add(1, Ordering::Relaxed);
             }
-            Ok(turn)
+            Ok(round)
         }));
     }
 
@@ -41,22 +41,22 @@ impl Load {
     pub fn end(self) -> Vec<u64> {
         self.stop.store(true, Ordering::Relaxed);
         let results = self.threads.into_iter().map(|thread| thread.join().unwrap());
-        results.map(|turns| turns.expect("an application saw an error")).collect()
+        results.map(|rounds| rounds.expect("an application saw an error")).collect()
     }
 }
 
 pub fn append(path: PathBuf) -> io::Result<impl FnMut(u64) -> io::Result<()>> {
     let mut file = OpenOptions::new().create(true).append(true).open(path)?;
-    Ok(move |turn| {
-        let written = file.write(format!("{turn:015}\n").as_bytes())?;
+    Ok(move |round| {
+        let written = file.write(format!("{round:015}\n").as_bytes())?;
         if written == 16 { Ok(()) } else { Err(io::Error::other("a short write")) }
     })
 }
 
 /// Makes, renames and removes; each would fail if it were applied twice.
 pub fn names(dir: PathBuf) -> impl FnMut(u64) -> io::Result<()> {
-    move |turn| {
-        let (from, to) = (dir.join(format!("{turn}.a")), dir.join(format!("{turn}.b")));
+    move |round| {
+        let (from, to) = (dir.join(format!("{round}.a")), dir.join(format!("{round}.b")));
         fs::create_dir(&from)?;
         fs::rename(&from, &to)?;
         fs::remove_dir(&to)?;
@@ -69,16 +69,16 @@ pub fn names(dir: PathBuf) -> impl FnMut(u64) -> io::Result<()> {
 }
 
 pub fn read_back(path: PathBuf, content: Vec<u8>) -> impl FnMut(u64) -> io::Result<()> {
-    move |turn| {
+    move |round| {
         let mut file = File::open(&path)?;
         let mut read = vec![0; 4096];
-        let at = turn * 4096 % (content.len() as u64 - 4096);
+        let at = round * 4096 % (content.len() as u64 - 4096);
         file.read_exact_at(&mut read, at)?;
         if read != content[at as usize..][..4096] {
             return Err(io::Error::other("read something else"));
         }
         read.clear();
-        if turn % 16 == 0 {
+        if round % 16 == 0 {
             file.read_to_end(&mut read)?;
             if read != content {
                 return Err(io::Error::other("read something else"));
@@ -92,8 +92,8 @@ pub fn read_back(path: PathBuf, content: Vec<u8>) -> impl FnMut(u64) -> io::Resu
 pub fn overwrite(path: PathBuf) -> io::Result<impl FnMut(u64) -> io::Result<()>> {
     let file = OpenOptions::new().create(true).truncate(true).write(true).open(path)?;
     let mut block = vec![0; 1 << 20];
-    Ok(move |turn| {
-        block.fill(turn as u8);
+    Ok(move |round| {
+        block.fill(round as u8);
         let written = file.write_at(&block, 0)?;
         if written == block.len() { Ok(()) } else { Err(io::Error::other("a short write")) }
     })
@@ -122,28 +122,29 @@ pub fn locking(path: PathBuf, inside: Arc<AtomicU64>) -> impl FnMut(u64) -> io::
     }
 }
 
-pub fn check_records(path: &Path, turns: u64) {
+pub fn check_records(path: &Path, rounds: u64) {
     let text = fs::read_to_string(path).unwrap();
     let records: Vec<u64> = text.lines().map(|line| line.parse().unwrap()).collect();
-    let expected: Vec<u64> = (0..turns).collect();
+    let expected: Vec<u64> = (0..rounds).collect();
     let wrong = records.iter().zip(&expected).find(|(found, expected)| found != expected);
     assert!(records == expected, "{} first differs at {wrong:?}", path.display());
 }
 
 /// Open before the deaths, and used behind them.
-pub struct Kept {
+pub struct KeptFiles {
     file: File,
     deleted: File,
     locked: File,
 }
 
-impl Kept {
-    pub fn new(at: &Path) -> Kept {
+impl KeptFiles {
+    pub fn new(at: &Path) -> KeptFiles {
         let open = |name: &str| {
             let mut options = OpenOptions::new();
             options.read(true).write(true).create_new(true).open(at.join(name)).unwrap()
         };
-        let kept = Kept { file: open("kept"), deleted: open("deleted"), locked: open("locked") };
+        let kept =
+            KeptFiles { file: open("kept"), deleted: open("deleted"), locked: open("locked") };
         kept.deleted.write_all_at(b"still here", 0).unwrap();
         fs::remove_file(at.join("deleted")).unwrap();
         // What is open for writing stays so, whatever the mode says by then.
@@ -186,9 +187,9 @@ pub fn load(at: &Path) -> Load {
     load
 }
 
-pub fn check_load(at: &Path, turns: &[u64]) {
-    for (name, turns) in ["one", "two", "three"].iter().zip(turns) {
-        check_records(&at.join(name), *turns);
+pub fn check_load(at: &Path, rounds: &[u64]) {
+    for (name, rounds) in ["one", "two", "three"].iter().zip(rounds) {
+        check_records(&at.join(name), *rounds);
     }
     for name in ["names1", "names2"] {
         assert_eq!(fs::read_dir(at.join(name)).unwrap().count(), 0);

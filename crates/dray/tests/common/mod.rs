@@ -367,7 +367,7 @@ pub fn exit_code(status: std::process::ExitStatus) -> i32 {
 }
 
 /// For a script in a mount namespace of its own, which has a copy of each mount: takes dray's away, but
-/// for that of `$AT`. A mount lives as long as one of its copies: other tests would wait for the end
+/// for that of `$AT`. A mount exists as long as one of its copies: other tests would wait for the end
 /// of theirs until the namespace ends. A copy goes by itself when the directory that it is on is
 /// removed.
 pub const LEAVE_OTHERS_MOUNTS: &str = r#"

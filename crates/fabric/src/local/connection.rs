@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use dray_core::{Buf, Fut};
 use dray_rt::now;
 
-use super::inbox::{Frame, FrameInbox, Next};
+use super::inbox::{Frame, FrameInbox, InboxItem};
 use crate::connection::{TICK_MAX, check_bounds};
 use crate::{Connection, Peer, Sink, Unfinished};
 
@@ -42,7 +42,7 @@ impl LocalConnection {
         Ok(())
     }
 
-    /// What `look` finds at this end; none: whoever asks is woken.
+    /// What `look` finds at this end; none: the caller is woken later.
     pub(super) fn poll_here<T>(
         &self,
         cx: &Context<'_>,
@@ -64,13 +64,15 @@ impl LocalConnection {
         loop {
             let mut here = lock(&self.here);
             let frame = match here.lend() {
-                Next::Frame(frame) => frame,
-                Next::Nothing => {
+                InboxItem::Frame(frame) => frame,
+                InboxItem::Nothing => {
                     here.waker = Some(cx.waker().clone());
                     return Poll::Pending;
                 }
-                Next::Over => return Poll::Ready(io::Error::from_raw_os_error(libc::ENOTCONN)),
-                Next::Cut => {
+                InboxItem::Over => {
+                    return Poll::Ready(io::Error::from_raw_os_error(libc::ENOTCONN));
+                }
+                InboxItem::Cut => {
                     let what = "the other end closed the connection";
                     return Poll::Ready(io::Error::new(io::ErrorKind::UnexpectedEof, what));
                 }
@@ -128,7 +130,7 @@ impl Connection for LocalConnection {
     fn run<'a>(&'a self, sink: &'a mut dyn Sink) -> Fut<'a, io::Error> {
         Box::pin(async move {
             let error = std::future::poll_fn(|cx| self.poll_frames(cx, sink)).await;
-            self.close(); // senders have their memory back, whoever holds us
+            self.close(); // senders get their memory back, even if others hold the connection
             error
         })
     }
@@ -142,7 +144,7 @@ impl Connection for LocalConnection {
         lock(&self.there).queued()
     }
 
-    /// Nothing comes in by halves: a frame is here, or it is not.
+    /// Nothing comes in parts: a frame is here, or it is not.
     fn unfinished(&self) -> Unfinished {
         Unfinished { incoming: None, outgoing: lock(&self.there).progress() }
     }

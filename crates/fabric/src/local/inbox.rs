@@ -57,7 +57,7 @@ pub(super) struct FrameInbox {
 }
 
 /// What the receiver finds.
-pub(super) enum Next {
+pub(super) enum InboxItem {
     Frame(Frame),
     Nothing,
     /// It has ended the connection itself.
@@ -94,18 +94,18 @@ impl FrameInbox {
     }
 
     /// The next frame, for its receiver to look at: then it is taken or comes back.
-    pub(super) fn lend(&mut self) -> Next {
+    pub(super) fn lend(&mut self) -> InboxItem {
         if self.over {
-            return Next::Over;
+            return InboxItem::Over;
         }
         match self.frames.pop_front() {
             Some(frame) => {
                 self.notices -= usize::from(frame.is_notice);
                 self.is_lent = true;
-                Next::Frame(frame)
+                InboxItem::Frame(frame)
             }
-            None if self.cut => Next::Cut,
-            None => Next::Nothing,
+            None if self.cut => InboxItem::Cut,
+            None => InboxItem::Nothing,
         }
     }
 

@@ -21,7 +21,7 @@ pub fn listen() -> (LocalListener, LocalConnector) {
     (LocalListener { incoming: Mutex::new(incoming) }, LocalConnector { sender })
 }
 
-/// Accepts connections of whoever has its [`LocalConnector`]. They are refused once it is dropped.
+/// Accepts connections from holders of its [`LocalConnector`]. They are refused once it is dropped.
 pub struct LocalListener {
     incoming: Mutex<mpsc::Receiver<LocalConnection>>,
 }

@@ -153,24 +153,24 @@ async fn connect_tcp(to: SocketAddr, from: ConnectFrom) -> io::Result<StreamConn
 }
 
 /// A socket that connects, or has connected.
-pub(crate) struct Begun {
+pub(crate) struct ConnectAttempt {
     socket: Socket,
     is_over: bool,
 }
 
 /// Begins to connect a socket. Errors: those of connect(2).
-pub(crate) fn begin(socket: Socket, name: &SockAddr) -> io::Result<Begun> {
+pub(crate) fn begin(socket: Socket, name: &SockAddr) -> io::Result<ConnectAttempt> {
     match socket.connect(name) {
-        Ok(()) => Ok(Begun { socket, is_over: true }),
+        Ok(()) => Ok(ConnectAttempt { socket, is_over: true }),
         Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {
-            Ok(Begun { socket, is_over: false })
+            Ok(ConnectAttempt { socket, is_over: false })
         }
         Err(error) => Err(error),
     }
 }
 
-async fn connected(begun: Begun, peer: Peer) -> io::Result<StreamConnection> {
-    let Begun { socket, is_over } = begun;
+async fn connected(begun: ConnectAttempt, peer: Peer) -> io::Result<StreamConnection> {
+    let ConnectAttempt { socket, is_over } = begun;
     if is_over {
         return StreamConnection::new(socket.into(), peer);
     }
@@ -226,7 +226,7 @@ mod tests {
         let crowd: Vec<_> = std::iter::from_fn(|| knock().ok()).take(16).collect();
         let live = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let live_at = live.local_addr().unwrap();
-        // It does not listen, and keeps the port from others, and from whoever connects there.
+        // It does not listen, keeps the port from others, and lets nobody connect.
         let refusing = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         refusing.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
         let refused_at = refusing.local_addr().unwrap().as_socket().unwrap();

@@ -1,4 +1,4 @@
-//! The file of a Unix socket: one server has it at a time, whoever starts at the same moment or
+//! The file of a Unix socket: one server has it at a time, whatever other server starts at the same moment or
 //! ends late.
 
 use std::fs::File;
@@ -11,10 +11,10 @@ use std::time::Duration;
 use dray_rt::sleep;
 use socket2::{Domain, SockAddr, Socket, Type};
 
-/// Whoever has a turn needs it for a moment. Somebody else's lock of the directory, which is none
+/// A holder of the lock needs it for a moment. Somebody else's lock of the directory, which is none
 /// of ours, is not waited for any longer.
-const TURN_TRIES: u32 = 500;
-const TURN_PAUSE: Duration = Duration::from_millis(10);
+const LOCK_TRIES: u32 = 500;
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// The name of a socket. Errors: `ENAMETOOLONG` (unix(7): 107 bytes).
 pub(crate) fn unix_name(path: &Path) -> io::Result<SockAddr> {
@@ -25,12 +25,12 @@ pub(crate) fn unix_name(path: &Path) -> io::Result<SockAddr> {
 /// Sockets of a directory are looked at and made by one server after the other: of two that find
 /// the one that a third has left, the second would remove that of the first. None where there are
 /// no such locks. Errors: those of open(2), or somebody else keeps the directory locked.
-pub(crate) async fn turn(path: &Path) -> io::Result<Option<File>> {
+pub(crate) async fn lock_directory(path: &Path) -> io::Result<Option<File>> {
     let Some(dir) = directory(path)? else { return Ok(None) };
-    for _ in 0..TURN_TRIES {
+    for _ in 0..LOCK_TRIES {
         match lock(&dir) {
             Ok(()) => return Ok(Some(dir)),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(TURN_PAUSE).await,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(LOCK_PAUSE).await,
             Err(_) => return Ok(None), // some network file systems have none
         }
     }
@@ -55,7 +55,7 @@ fn lock(dir: &File) -> io::Result<()> {
     }
 }
 
-/// A socket of this name, in place of one that was left over; to be called in one's [`turn`].
+/// A socket of this name, in place of one that was left over; to be called in one's [`lock_directory`].
 /// Errors: `EADDRINUSE`, somebody listens there; `EEXIST`, it is no socket; those of bind(2).
 pub(crate) fn bind_unix(path: &Path, name: &SockAddr) -> io::Result<Socket> {
     if somebody_listens(path)? {
@@ -67,7 +67,7 @@ pub(crate) fn bind_unix(path: &Path, name: &SockAddr) -> io::Result<Socket> {
         Err(_) => {} // bind(2) says what is wrong with the path
     }
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // Whoever connects speaks for every user: the umask that we were started with does not decide.
+    // A peer that connects speaks for every user: the umask that we were started with does not decide.
     // What a socket has before it is bound its file has from its first moment on.
     // SAFETY: no memory is passed; the descriptor is open.
     if unsafe { libc::fchmod(socket.as_raw_fd(), 0o600) } != 0 {
@@ -105,7 +105,7 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Where somebody else has the turn it stays, as after a kill.
+        // Where another process has the lock it stays, as after a kill.
         let Ok(dir) = directory(&self.path) else { return };
         if dir.as_ref().is_some_and(|dir| lock(dir).is_err()) {
             return;

@@ -8,7 +8,7 @@ use dray_rt::{Interest, Source};
 use socket2::{Domain, SockRef, Socket, Type};
 
 use super::connect::{no_address, resolve};
-use super::file::{SocketFile, bind_unix, turn, unix_name};
+use super::file::{SocketFile, bind_unix, lock_directory, unix_name};
 use super::incoming::IncomingSocket;
 use super::options::{calm, local_peer, prepare};
 use crate::{Address, Bound, Incoming, Listener, Listening, Peer};
@@ -37,11 +37,11 @@ pub(super) async fn bind_all(address: &Address) -> io::Result<Bound> {
         }
         Address::Unix(path) => {
             let name = unix_name(path)?;
-            let turn = turn(path).await?;
+            let lock = lock_directory(path).await?;
             let socket = bind_unix(path, &name)?;
             let file = SocketFile::made(path)?;
             let listener = SocketListener::begin(socket, Some(file))?;
-            drop(turn); // whoever looks from now on finds somebody who listens
+            drop(lock); // from now on others find a socket that is listened on
             let listening = vec![listening(address.clone(), listener)];
             Ok(Bound { listening, left_out: Vec::new() })
         }
@@ -140,7 +140,7 @@ fn host_of(address: SocketAddr) -> String {
     }
 }
 
-/// A socket bound to `address`. That at all addresses of IPv6 leaves those of IPv4 to whoever
+/// A socket bound to `address`. That at all addresses of IPv6 leaves those of IPv4 to a process that
 /// listens there already.
 fn bind_tcp(address: SocketAddr) -> io::Result<Socket> {
     let bind = |ipv6_only: bool| {
@@ -183,7 +183,7 @@ mod tests {
         });
     }
 
-    /// Only the first one was listened at: whoever got the other one from the name was refused.
+    /// The server listened at the first one only: a client that got the other one was refused.
     #[test]
     fn all_addresses_of_a_name_are_listened_at() {
         let at = |text: &str| -> SocketAddr { text.parse().unwrap() };
@@ -218,7 +218,7 @@ mod tests {
         });
     }
 
-    /// Whoever looked whether a server listens there waited for that server to accept: for ever,
+    /// A process that looked whether a server listens there waited for that server to accept: for ever,
     /// if it stood still.
     #[test]
     fn a_server_that_accepts_nobody_is_found_out() {
@@ -238,13 +238,13 @@ mod tests {
             }
             crowd.push(socket);
         }
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let mut executor = Executor::new(DriverKind::Epoll).unwrap();
             let bound = executor.block_on(listen_first(&Address::Unix(path)));
-            let _ = tell.send(bound.err().map(|error| error.kind()));
+            let _ = sender.send(bound.err().map(|error| error.kind()));
         });
-        let found = told.recv_timeout(std::time::Duration::from_secs(30));
+        let found = receiver.recv_timeout(std::time::Duration::from_secs(30));
         std::fs::remove_dir_all(&dir).unwrap();
         assert_eq!(found, Ok(Some(io::ErrorKind::AddrInUse)));
         drop(crowd);

@@ -10,7 +10,7 @@ use socket2::{SockRef, Socket, TcpKeepalive};
 
 use crate::Peer;
 
-/// A connection that shows no life for 30 + 3 x 10 s is gone. The kernel asks, so an
+/// A connection without any sign of its peer for 30 + 3 x 10 s is gone. The kernel asks, so an
 /// idle client is not woken for it.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(30);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);

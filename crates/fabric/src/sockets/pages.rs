@@ -5,7 +5,7 @@
 //! (docs/adr/0015-large-transfers.md). Nothing is moved on before all of it is here, so that a
 //! change is made at once, or not at all if its connection breaks.
 //!
-//! Such content has memory, too, for whoever looks at it. So what it takes of pools is as if it
+//! Such content has memory, too, for code that looks at it. So what it takes of pools is as if it
 //! had been copied there, and the pages come on top for a while: as much again where they are
 //! full, as a sender on this machine fills them; at worst 8 MiB, if each of the 256 pieces that a
 //! pipe has room for keeps 32 KiB of a sender's. When a pipe is full early its content is copied.
@@ -110,15 +110,15 @@ impl Pipe {
 }
 
 /// What comes from a socket, in pages.
-pub(crate) struct Arriving {
+pub(crate) struct IncomingPages {
     pipe: Pipe,
     bytes: usize,
 }
 
-impl Arriving {
+impl IncomingPages {
     /// Nothing yet; none where there is no pipe for it.
-    pub(crate) fn new() -> Option<Arriving> {
-        Pipe::get().map(|pipe| Arriving { pipe, bytes: 0 })
+    pub(crate) fn new() -> Option<IncomingPages> {
+        Pipe::get().map(|pipe| IncomingPages { pipe, bytes: 0 })
     }
 
     /// Bytes here.
@@ -140,7 +140,7 @@ impl Arriving {
     /// the way: reading says why.
     pub(crate) fn receive(&mut self, socket: RawFd, count: usize) -> io::Result<(usize, bool)> {
         let mut moved = self.splice_from(socket, count);
-        // A full pipe and an empty socket are told alike. Between the two calls something may
+        // A full pipe and an empty socket give the same error. Between the two calls something may
         // have come.
         for _ in 0..2 {
             match moved {
@@ -180,7 +180,7 @@ impl Arriving {
 
     /// All of it, as a buffer over `memory`, which is empty and large enough.
     pub(crate) fn into_buffer(self, memory: BufMut) -> BufMut {
-        let Arriving { pipe, bytes } = self;
+        let IncomingPages { pipe, bytes } = self;
         // SAFETY: `fetch` reads `bytes` bytes, since as many are in the pipe, or nothing a
         // second time.
         unsafe {

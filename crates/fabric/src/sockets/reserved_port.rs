@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use socket2::{Domain, Socket, Type};
 
-use super::connect::{Begun, begin};
+use super::connect::{ConnectAttempt, begin};
 use super::options::prepare;
 use crate::{Peer, RESERVED_PORTS_END};
 
@@ -22,10 +22,10 @@ const COUNT: u16 = RESERVED_PORTS_END - FIRST;
 
 /// Begins to connect to `to` from a reserved port; none if this process may not have one, or all of
 /// them are in use for that address. Errors: those of socket(2) and of connect(2).
-pub(crate) fn begin_from_reserved(to: SocketAddr) -> io::Result<Option<Begun>> {
+pub(crate) fn begin_from_reserved(to: SocketAddr) -> io::Result<Option<ConnectAttempt>> {
     let first = (dray_rt::random_u64() % u64::from(COUNT)) as u16;
-    for turn in 0..COUNT {
-        let begun = begin_from(FIRST + (first + turn) % COUNT, to);
+    for attempt in 0..COUNT {
+        let begun = begin_from(FIRST + (first + attempt) % COUNT, to);
         match begun.as_ref().err().and_then(io::Error::raw_os_error) {
             // There is a connection from that port to the same address, or one has just ended, or
             // somebody listens at the port.
@@ -38,7 +38,7 @@ pub(crate) fn begin_from_reserved(to: SocketAddr) -> io::Result<Option<Begun>> {
     Ok(None)
 }
 
-fn begin_from(port: u16, to: SocketAddr) -> io::Result<Begun> {
+fn begin_from(port: u16, to: SocketAddr) -> io::Result<ConnectAttempt> {
     let any = match to {
         SocketAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
         SocketAddr::V6(_) => IpAddr::from(Ipv6Addr::UNSPECIFIED),
@@ -86,10 +86,10 @@ mod tests {
             };
             let mut held = Vec::new();
             let mut reserved = [0; 2];
-            for turn in 0..usize::from(COUNT) + 8 {
+            for attempt in 0..usize::from(COUNT) + 8 {
                 for (index, one) in [&one, &other].into_iter().enumerate() {
                     let connection = ReservedPort(one.address.clone()).connect().await;
-                    held.push(connection.unwrap_or_else(|error| panic!("{turn}: {error}")));
+                    held.push(connection.unwrap_or_else(|error| panic!("{attempt}: {error}")));
                     let incoming = one.listener.accept().await.unwrap();
                     reserved[index] += usize::from(incoming.peer().is_privileged());
                 }

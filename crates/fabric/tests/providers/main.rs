@@ -28,7 +28,7 @@ macro_rules! provider {
             both_ends_know_who_is_there,
             the_first_head_is_looked_at_and_stays,
             a_first_head_that_never_comes_or_is_too_long_is_an_error,
-            whoever_is_not_accepted_learns_of_it,
+            a_refused_peer_learns_of_it,
             other_threads_may_send,
             one_connection_leaves_others_their_tick,
         ]);

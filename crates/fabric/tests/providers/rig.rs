@@ -132,9 +132,9 @@ impl Provider {
     pub async fn pair(&self) -> (Arc<dyn Connection>, Arc<dyn Connection>) {
         let near = patiently(self.connector.connect()).await.unwrap();
         let incoming = self.accept().await;
-        let (tell, told) = oneshot::channel();
-        self.spawn_far(async move { drop(tell.send(incoming.establish().unwrap())) });
-        (near, told.await.unwrap())
+        let (sender, receiver) = oneshot::channel();
+        self.spawn_far(async move { drop(sender.send(incoming.establish().unwrap())) });
+        (near, receiver.await.unwrap())
     }
 
     /// The same, with both ends receiving, the second into memory of this share if there is one.
@@ -167,13 +167,13 @@ impl Far {
 
     fn start() -> Far {
         let (end, ended) = oneshot::channel::<()>();
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let mut executor = Executor::new(DriverKind::Epoll).unwrap();
-            tell.send(executor.handle()).unwrap();
+            sender.send(executor.handle()).unwrap();
             let _ = executor.block_on(ended); // dropped or not, it is over
         });
-        Far { handle: told.recv().unwrap(), _thread: Some(end) }
+        Far { handle: receiver.recv().unwrap(), _thread: Some(end) }
     }
 }
 

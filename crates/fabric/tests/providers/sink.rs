@@ -128,9 +128,9 @@ impl Sink for Keeping {
 }
 
 /// Refuses whatever comes, with a last word.
-pub struct Refusing(pub Arc<dyn Connection>);
+pub struct RefusingSink(pub Arc<dyn Connection>);
 
-impl Sink for Refusing {
+impl Sink for RefusingSink {
     fn poll_place(
         &mut self,
         _: &mut Context<'_>,

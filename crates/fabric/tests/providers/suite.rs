@@ -13,7 +13,7 @@ use dray_rt::{spawn, timeout, yield_now};
 
 use crate::lent::{content, lent};
 use crate::rig::{Provider, a_while, patiently, until};
-use crate::sink::{Frame, Log, Refusing, Slow};
+use crate::sink::{Frame, Log, RefusingSink, Slow};
 
 const MIB: usize = 1 << 20;
 /// Frames of 1 MiB that no network takes without a reader.
@@ -213,7 +213,7 @@ pub async fn a_last_word_is_heard_before_the_end(provider: Provider) {
     let refused = Arc::new(Mutex::new(None));
     let why = refused.clone();
     provider.spawn_far(async move {
-        let mut sink = Refusing(far.clone());
+        let mut sink = RefusingSink(far.clone());
         *why.lock().unwrap() = Some(far.run(&mut sink).await.kind());
     });
     near.send(b"hello", None).unwrap();
@@ -312,7 +312,7 @@ pub async fn a_first_head_that_never_comes_or_is_too_long_is_an_error(provider: 
     }
 }
 
-pub async fn whoever_is_not_accepted_learns_of_it(mut provider: Provider) {
+pub async fn a_refused_peer_learns_of_it(mut provider: Provider) {
     let run = |connection| {
         let log = Log::default();
         spawn(log.clone().run(connection, None));
@@ -340,7 +340,7 @@ pub async fn other_threads_may_send(provider: Provider) {
     near.close();
 }
 
-/// Whatever had arrived of one connection was worked off before anybody else had a turn.
+/// Whatever had arrived of one connection was worked off before any other connection was served.
 pub async fn one_connection_leaves_others_their_tick(provider: Provider) {
     if provider.is_simulated() {
         return; // no time passes there while somebody works

@@ -10,7 +10,7 @@ use dray_rt::{now, sleep, spawn};
 
 use crate::front::Worker;
 use crate::worker::caller::{Outlook, outlook, process_ends, sleeps_deeply};
-use crate::worker::flight::{Interrupted, LookFor, WatchedCaller};
+use crate::worker::flight::{InterruptOutcome, LookFor, WatchedCaller};
 
 /// How often the caller of an interrupted request is looked at: whether it is being killed.
 const KILL_LOOK_TIME: Duration = Duration::from_millis(100);
@@ -24,14 +24,14 @@ pub(crate) const UNSEEN_MAX: Duration = Duration::from_secs(10);
 impl Worker {
     /// A caller was signalled. A lock request ends at once; anything else only if the
     /// signal kills the caller, which nobody tells: a later SIGKILL brings no message.
-    pub(super) fn heed(&self, interrupted: Interrupted) {
-        let Interrupted::Watch { unique, pid } = interrupted else { return };
+    pub(super) fn heed(&self, interrupted: InterruptOutcome) {
+        let InterruptOutcome::Watch { unique, pid } = interrupted else { return };
         let shared = self.shared.clone();
         spawn(async move {
             let since = now();
             while shared.flights.under_way(unique) {
                 let over = match outlook(pid).0 {
-                    Outlook::Lives => false,
+                    Outlook::Alive => false,
                     Outlook::Ends | Outlook::Gone => true,
                     Outlook::Unseen => since.elapsed() >= UNSEEN_MAX,
                 };
@@ -89,7 +89,7 @@ fn over(waiting: &[WatchedCaller], processes: &mut BTreeMap<u64, Pid>) -> Vec<u6
             processes.insert(one.unique, process);
         }
         match outlook {
-            Outlook::Lives => false,
+            Outlook::Alive => false,
             Outlook::Ends => true,
             // Another thread of its process may wait for what it began, and go on.
             Outlook::Gone => process.is_some_and(process_ends),

@@ -22,7 +22,7 @@ impl Worker {
             );
         }
         let node = self.shared.nodes.remember_handle(node, known)?;
-        Ok(KernelAnswer::Small(self.told_of(node, &entry)))
+        Ok(KernelAnswer::Small(self.entry_reply(node, &entry)))
     }
 
     /// Looks up `..` in a directory.

@@ -85,7 +85,7 @@ impl Worker {
         let mut listing = take(&handle);
         let result = self.fill(cx, &file, &mut listing, at, plus, &mut list).await;
         *handle.listing.lock().unwrap_or_else(PoisonError::into_inner) = listing;
-        // What is in the list already has been counted as told to the kernel.
+        // Entries in the list have been counted as known to the kernel.
         if list.is_empty() {
             result?;
         }
@@ -116,7 +116,7 @@ impl Worker {
             cookie = 0;
         }
         let dir = file.id();
-        // What was removed since would be there again for the kernel, which is told of each file.
+        // What was removed since would be there again for the kernel, which learns of each file.
         if plus && self.shared.changes.since(listing.read_after, dir) {
             *listing = Listing::default();
         }
@@ -203,7 +203,7 @@ impl Worker {
             let seen = place.map(|place| self.binding(&attr, place));
             let node = self.shared.nodes.remember(entry.id, seen).ok()?;
             let entry = dray_core::Entry { id: entry.id, attr };
-            Some(self.told_of(node, &entry))
+            Some(self.entry_reply(node, &entry))
         });
         known.unwrap_or_else(nothing_known)
     }

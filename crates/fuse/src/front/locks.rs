@@ -63,7 +63,7 @@ impl Worker {
         if lock.kind != LockKind::Unlock
             && self.shared.mode.pages(said()) == PageValidity::UntilChanged
         {
-            // Whoever had it before may have changed what is cached here.
+            // The former holder may have changed what is cached here.
             drop_now(&self.shared, cx, node).await;
         }
         Ok(KernelAnswer::Empty)

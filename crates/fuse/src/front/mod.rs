@@ -73,7 +73,7 @@ impl Worker {
         let mut cx = self.context(&request);
         cx.cancel = Some(cancel);
         let result = self.dispatch(&mut cx, &request, message).await;
-        let result = result.map_err(|error| self.told(&request, error));
+        let result = result.map_err(|error| self.answer_to(&request, error));
         if let Err(error) = &result {
             self.note_sent_back(&cx, error).await;
         }

@@ -83,7 +83,7 @@ impl Worker {
     }
 
     /// FIFOs, sockets and devices are opened by the client's kernel alone, which does not look
-    /// at their modes unless it has been told to check permissions (`fuse_permission`,
+    /// at their modes unless it was asked to check permissions (`fuse_permission`,
     /// fs/fuse/dir.c). So it is asked here, where the path is walked, whether the caller may.
     /// Anything else is not barred: the server hears of its opening.
     pub(super) async fn may_be_opened(&self, cx: &Context, entry: &Entry) -> Result<bool> {
@@ -112,7 +112,7 @@ impl Worker {
     fn barred_answer(&self, mut entry: Entry) -> Result<KernelAnswer> {
         entry.attr.rdev = 0;
         let node = self.shared.nodes.remember_apart(entry.id)?;
-        Ok(KernelAnswer::Small(self.told_of(node, &entry)))
+        Ok(KernelAnswer::Small(self.entry_reply(node, &entry)))
     }
 
     async fn make(
@@ -151,7 +151,7 @@ impl Worker {
         let nodes = &self.shared.nodes;
         let seen = self.binding(&entry.attr, (dir, name));
         let node = nodes.remember_directory(entry.id, seen, parent, apart)?;
-        Ok(KernelAnswer::Small(self.told_of(node, entry)))
+        Ok(KernelAnswer::Small(self.entry_reply(node, entry)))
     }
 
     fn entry_answer(&self, entry: &Entry, place: (FileId, &Name)) -> Result<KernelAnswer> {
@@ -162,11 +162,11 @@ impl Worker {
     pub(crate) fn entry(&self, entry: &Entry, place: Option<(FileId, &Name)>) -> Result<Small> {
         let seen = place.map(|place| self.binding(&entry.attr, place));
         let node = self.shared.nodes.remember(entry.id, seen)?;
-        Ok(self.told_of(node, entry))
+        Ok(self.entry_reply(node, entry))
     }
 
     /// What tells the kernel of it.
-    pub(super) fn told_of(&self, node: NodeRef, entry: &Entry) -> Small {
+    pub(super) fn entry_reply(&self, node: NodeRef, entry: &Entry) -> Small {
         self.shared.nodes.note_type(node.node, entry.attr.file_type());
         reply::entry(node, entry, self.shared.mode.entry(&entry.attr))
     }

@@ -19,7 +19,7 @@ use crate::state::changes;
 use crate::state::handles::OpenHandle;
 use crate::state::stale_retries::{RetriedOpen, RetryCaller};
 use crate::transport::KernelAnswer;
-use crate::worker::versions::{Dropping, OpenTime};
+use crate::worker::versions::{OpenTime, PageDrop};
 
 /// Flags that the file system below has no use for: they are about the descriptor, or
 /// about the creation, which has a call of its own.
@@ -135,7 +135,7 @@ impl Worker {
         mut out: Small,
         file: Arc<dyn OpenFile>,
         flags: i32,
-        (kernel, dropping): (u32, Option<Dropping>),
+        (kernel, dropping): (u32, Option<PageDrop>),
     ) -> Result<KernelAnswer> {
         let fh = self.shared.handles.add(file, flags, cx.origin.request, dropping)?;
         reply::put_open(&mut out, fh, kernel);
@@ -149,7 +149,7 @@ impl Worker {
         cx: &Context,
         (node, asked, before): (u64, XattrQuery, changes::ChangeNumber),
         file: &Arc<dyn OpenFile>,
-    ) -> Result<(u32, Option<Dropping>)> {
+    ) -> Result<(u32, Option<PageDrop>)> {
         let seen = match file.at_open() {
             None if self.shared.mode.looks_at_open() => Some(self.seen_at_open(cx, file).await?),
             seen => seen,

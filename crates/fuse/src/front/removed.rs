@@ -37,9 +37,9 @@ const MAKING: [i64; 9] = [
 
 /// Who has found which directory gone.
 #[derive(Default)]
-pub(crate) struct Removed(Mutex<VecDeque<((Pid, FileId), Instant)>>);
+pub(crate) struct RemovedDirectories(Mutex<VecDeque<((Pid, FileId), Instant)>>);
 
-impl Removed {
+impl RemovedDirectories {
     /// A thread has found a directory gone. Whether it had just found so before.
     fn again(&self, who: (Pid, FileId)) -> bool {
         let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -57,7 +57,7 @@ impl Removed {
 
 impl Worker {
     /// What is answered where `request` has failed with `error`.
-    pub(super) fn told(&self, request: &Request<'_>, error: Error) -> Error {
+    pub(super) fn answer_to(&self, request: &Request<'_>, error: Error) -> Error {
         let (pid, node) = (request.head.pid, request.head.node);
         if error.errno() != Errno::ESTALE || !names(&request.op) || pid == Pid(0) {
             return error;
@@ -101,7 +101,7 @@ mod tests {
     fn it_is_remembered_for_a_moment_who_found_what() {
         dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 1 }).unwrap().block_on(
             async {
-                let removed = Removed::default();
+                let removed = RemovedDirectories::default();
                 let dir = |ino| FileId { ino, generation: 1 };
                 let who = (Pid(1), dir(7));
                 assert!(!removed.again(who) && removed.again(who) && removed.again(who));

@@ -99,7 +99,7 @@ impl FailedWrites {
 }
 
 impl Worker {
-    /// Whether the kernel undoes a failed write by this, as far as can be told. No, where it is not
+    /// Whether the kernel undoes a failed write by this, as far as is known. No, where it is not
     /// to be seen what the caller does.
     pub(super) async fn undoes_a_write(&self, cx: &Context, node: u64, args: &SetattrArgs) -> bool {
         const BESIDE: u32 = fattr::FH | fattr::LOCKOWNER | fattr::KILL_SUIDGID;

@@ -17,7 +17,7 @@ use crate::worker::cpus;
 use crate::worker::crew::Crew;
 
 /// What the first things to be known decide.
-pub(crate) struct Agreed {
+pub(crate) struct MountAgreement {
     pub(crate) session: KernelSession,
     pub(crate) crew: Crew,
     /// The ring's queues, if it is to be used.
@@ -29,7 +29,11 @@ pub(crate) struct Agreed {
 /// Agrees with the kernel on a new mount, or goes on as a predecessor did. A ring is agreed
 /// on only once everything is there that it needs on our side. Errors: those of the
 /// agreement, of making threads, and for a successor those of what its ring needs.
-pub(crate) fn agree(fd: &Arc<OwnedFd>, state: &State, options: &Options) -> io::Result<Agreed> {
+pub(crate) fn agree(
+    fd: &Arc<OwnedFd>,
+    state: &State,
+    options: &Options,
+) -> io::Result<MountAgreement> {
     if let Some(session) = KernelSession::adopted(state) {
         return go_on(session, fd, state, options);
     }
@@ -38,10 +42,12 @@ pub(crate) fn agree(fd: &Arc<OwnedFd>, state: &State, options: &Options) -> io::
     let ring = depth.and_then(|size| prepare(fd, state, size, options, false).map_err(Some));
     let session = offer.answer(fd.as_fd(), state, options, ring.is_ok())?;
     match ring {
-        Ok((crew, queues)) => Ok(Agreed { session, crew, queues: Some(queues), no_ring: None }),
+        Ok((crew, queues)) => {
+            Ok(MountAgreement { session, crew, queues: Some(queues), no_ring: None })
+        }
         Err(no_ring) => {
             no_ring.into_iter().for_each(|why| why.note(state));
-            Ok(Agreed { session, crew: classic_crew(options)?, queues: None, no_ring })
+            Ok(MountAgreement { session, crew: classic_crew(options)?, queues: None, no_ring })
         }
     }
 }
@@ -52,16 +58,16 @@ fn go_on(
     fd: &Arc<OwnedFd>,
     state: &State,
     options: &Options,
-) -> io::Result<Agreed> {
+) -> io::Result<MountAgreement> {
     let no_ring = NoRing::noted(state);
     if !session.has(OVER_IO_URING) {
-        return Ok(Agreed { session, crew: classic_crew(options)?, queues: None, no_ring });
+        return Ok(MountAgreement { session, crew: classic_crew(options)?, queues: None, no_ring });
     }
-    // With one entry a queue the ring lives, however little memory there is by now.
+    // With one entry a queue the ring works, however little memory there is by now.
     let size = ring_depth(TransportWish::Uring, true, options);
     let size = size.unwrap_or((possible_cpus()?, 1));
     let (crew, queues) = prepare(fd, state, size, options, true)?;
-    Ok(Agreed { session, crew, queues: Some(queues), no_ring })
+    Ok(MountAgreement { session, crew, queues: Some(queues), no_ring })
 }
 
 /// How many queues a ring has, and how many entries each; or why there is to be none.
@@ -143,7 +149,7 @@ mod tests {
     use dray_backends::memory::{MemoryFs, MemoryOptions};
 
     use crate::transport::ring::refusing;
-    use crate::{Device, MountOptions, Mounted, NoRing, Options, Transport, mount, unmount};
+    use crate::{Device, MountOptions, NoRing, Options, ServedMount, Transport, mount, unmount};
 
     /// The kernel's refusal is for all mounts of this process.
     static ALONE: Mutex<()> = Mutex::new(());
@@ -176,10 +182,10 @@ mod tests {
         }
     }
 
-    fn served(at: &Path) -> Mounted {
+    fn served(at: &Path) -> ServedMount {
         let memory = MemoryFs::new(MemoryOptions { root_mode: 0o777, ..MemoryOptions::default() });
         let device = Device::new(mount(at, &MountOptions::default()).unwrap()).unwrap();
-        Mounted::start_with(std::sync::Arc::new(memory), device, Options::default()).unwrap()
+        ServedMount::start_with(std::sync::Arc::new(memory), device, Options::default()).unwrap()
     }
 
     /// Ends the mount if its user hangs, so that the test fails and ends.
@@ -212,7 +218,7 @@ mod tests {
         let _ends = abort_in_time(&at);
         let stats = mounted.stats();
         let content = vec![7u8; 3 << 20];
-        let told: Vec<_> = (0..8)
+        let results: Vec<_> = (0..8)
             .map(|number| {
                 let (path, content) = (at.join(format!("file{number}")), content.clone());
                 std::thread::spawn(move || {
@@ -230,7 +236,7 @@ mod tests {
         assert_eq!(stats.no_ring, Some(NoRing::Refused(libc::EINVAL)));
         assert_eq!(successor, stats.no_ring);
         assert!(!stats.session.flag_names().contains(&"over_io_uring"));
-        assert!(told.into_iter().all(|told| told.unwrap()));
+        assert!(results.into_iter().all(|results| results.unwrap()));
     }
 
     #[test]

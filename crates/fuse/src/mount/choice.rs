@@ -146,7 +146,7 @@ pub(crate) fn depth(
     }
 }
 
-/// The first two numbers of the release of Linux; (0, 0) if they cannot be told.
+/// The first two numbers of the release of Linux; (0, 0) if they cannot be read.
 pub(crate) fn release() -> (u32, u32) {
     let text = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = text.split(|letter: char| !letter.is_ascii_digit());

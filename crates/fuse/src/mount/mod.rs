@@ -296,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_mtab_is_told_where_it_is_the_cause_alone() {
+    fn a_missing_mtab_is_reported_where_it_is_the_only_cause() {
         let missing = "fusermount3: failed to open /etc/mtab: No such file or directory\n";
         let refused = "fusermount3: user has no write access to mountpoint /mnt\n";
         assert!(said_by_helper(missing.as_bytes()).contains("ln -s /proc/self/mounts /etc/mtab"));

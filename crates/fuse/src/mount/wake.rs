@@ -51,13 +51,13 @@ pub fn wake_queues(at: &Path) -> io::Result<()> {
 /// it. A mount that does not answer within `patience` has not: then an answer comes at once.
 pub fn is_aborted(at: &Path, patience: Duration) -> bool {
     let Ok(asking) = MountQuestion::new(at, ATTRIBUTE_C) else { return false };
-    let (tell, told) = channel();
-    // Whoever serves the mount may stand still: the thread that asks is not waited for.
+    let (sender, receiver) = channel();
+    // The daemon of the mount may stand still: the thread that asks is not waited for.
     let asking = std::thread::Builder::new().spawn(move || {
-        let _ = tell.send(ask(&asking).err().and_then(|error| error.raw_os_error())); // in vain if it took too long
+        let _ = sender.send(ask(&asking).err().and_then(|error| error.raw_os_error())); // in vain if it took too long
     });
     let aborted = [Some(libc::ENOTCONN), Some(libc::ECONNABORTED), Some(libc::EIO)];
-    asking.is_ok() && told.recv_timeout(patience).is_ok_and(|error| aborted.contains(&error))
+    asking.is_ok() && receiver.recv_timeout(patience).is_ok_and(|error| aborted.contains(&error))
 }
 
 /// A question that the front end answers by itself: how long an attribute of a mount is.

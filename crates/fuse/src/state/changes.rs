@@ -1,5 +1,5 @@
-//! What this mount has changed lately, or was told that others have: what was read before, and is told
-//! to the kernel later, must not undo there what the kernel knows by now.
+//! What this mount has changed lately, or was notified that others have. Data that were read before,
+//! and reach the kernel later, must not undo there what the kernel knows by now.
 //!
 //! A table without keys: files that fall together are taken for changed with each other, which costs a
 //! lookup.

@@ -14,7 +14,7 @@ use dray_core::{
 
 use crate::front::dirs::Listing;
 use crate::state::{HANDLES_MAX, State, header};
-use crate::worker::versions::Dropping;
+use crate::worker::versions::PageDrop;
 
 /// Offsets within a record.
 const INO: usize = 0;
@@ -73,13 +73,13 @@ impl OpenHandle {
         !self.mapped.load(Ordering::Relaxed) && !self.mapped.swap(true, Ordering::Relaxed)
     }
 
-    /// Which pages the kernel was told to drop when it opened this, once: of that a request
+    /// Which pages the kernel was asked to drop when it opened this, once: of that a request
     /// through the open file is the proof.
-    pub(crate) fn take_dropping(&self) -> Option<Dropping> {
+    pub(crate) fn take_dropping(&self) -> Option<PageDrop> {
         if self.drops.load(Ordering::Relaxed) == 0 {
             return None; // as good as always
         }
-        Some(Dropping(self.drops.swap(0, Ordering::Relaxed))).filter(|dropping| dropping.0 != 0)
+        Some(PageDrop(self.drops.swap(0, Ordering::Relaxed))).filter(|dropping| dropping.0 != 0)
     }
 
     fn slot(&self) -> MutexGuard<'_, Option<Arc<dyn OpenFile>>> {
@@ -167,7 +167,7 @@ impl Handles {
         file: Arc<dyn OpenFile>,
         flags: i32,
         request: RequestId,
-        dropping: Option<Dropping>,
+        dropping: Option<PageDrop>,
     ) -> Result<u64> {
         let id = file.id();
         let flags = flags & !ONCE;
@@ -247,7 +247,7 @@ fn handle(
     id: FileId,
     flags: i32,
     request: RequestId,
-    opened: Option<(Arc<dyn OpenFile>, Option<Dropping>)>,
+    opened: Option<(Arc<dyn OpenFile>, Option<PageDrop>)>,
 ) -> Arc<OpenHandle> {
     let (file, dropping) = opened.unzip();
     let drops = AtomicU64::new(dropping.flatten().map_or(0, |dropping| dropping.0));

@@ -35,7 +35,7 @@ impl DirectoryPlaces {
             .is_some_and(|(at, called)| (*at, &**called) != (dir, name.as_bytes()))
     }
 
-    /// The kernel is told of it at `place`.
+    /// The kernel learns that it is at `place`.
     pub(crate) fn seen(&mut self, slot: u64, place: (u64, &Name)) {
         if self.places.contains_key(&slot) && !self.is_elsewhere(slot, place) {
             return;
@@ -75,7 +75,7 @@ impl DirectoryPlaces {
     }
 }
 
-/// Whether the thread `pid` is in rename(2) or its like. Only who may trace it is told, which
+/// Whether the thread `pid` is in rename(2) or its like. Only a process that may trace it can see that, which
 /// is root; others have the ESTALE.
 pub(crate) fn renames(pid: Pid) -> bool {
     let calls = [

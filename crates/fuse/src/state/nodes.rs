@@ -29,17 +29,17 @@ use forgotten::ForgottenNodes;
 /// Offsets within a record.
 const INO: usize = 0;
 const GENERATION: usize = 8;
-/// Times the kernel was told of the node and has not forgotten; 0: the slot is free.
+/// Lookups of the node that the kernel has not forgotten; 0: the slot is free.
 const LOOKUPS: usize = 16;
 /// Times the slot was reused, upper half; flags, lower half.
 const REUSE: usize = 24;
 /// fcntl locks were asked for: their owners may not be known after a restart.
 const FLAG_LOCKED: u64 = 1;
-/// Not the node of its file, but one beside it, of which one caller was told.
+/// Not the node of its file, but one beside it, which one caller got.
 const FLAG_APART: u64 = 2;
 /// The kernel has forgotten it, and it is still known: `LOOKUPS` is 0.
 const FLAG_KEPT: u64 = 4;
-/// The type of file that the kernel was told of last, as in a mode (`S_IFMT`), so far up; 0: a
+/// The type of file that the kernel got last, as in a mode (`S_IFMT`), so far up; 0: a
 /// predecessor did not note it.
 const TYPE_SHIFT: u32 = 4;
 const TYPE_BITS: u64 = (libc::S_IFMT as u64) >> 12 << TYPE_SHIFT;
@@ -155,7 +155,7 @@ impl Nodes {
         (self.get(slot, LOOKUPS) != 0).then(|| self.number(slot))
     }
 
-    /// The node for `id`, found as `seen` says, of which the kernel is about to be told once
+    /// The node for `id`, found as `seen` says, which the kernel is about to get once
     /// more. `ENFILE` when the table is full.
     pub(crate) fn remember(&self, id: FileId, seen: Option<NameBinding<'_>>) -> Result<NodeRef> {
         self.remember_in(&mut self.lock(), id, seen)
@@ -168,15 +168,15 @@ impl Nodes {
         seen: Option<NameBinding<'_>>,
     ) -> Result<NodeRef> {
         if let Some(&slot) = index.slots.get(&id) {
-            self.told_once_more(index, slot);
+            self.count_lookup(index, slot);
             index.places.seen(slot, seen);
             return Ok(self.reference(slot));
         }
         self.add(index, id, seen)
     }
 
-    /// The kernel is told of what it knows, or has forgotten.
-    fn told_once_more(&self, index: &mut Index, slot: u64) {
+    /// Counts a lookup of a node that the kernel knows, or has forgotten.
+    fn count_lookup(&self, index: &mut Index, slot: u64) {
         let lookups = self.get(slot, LOOKUPS);
         self.set(slot, LOOKUPS, lookups + 1);
         if lookups == 0 {
@@ -214,7 +214,7 @@ impl Nodes {
         Ok(node)
     }
 
-    /// A node beside that of `id`, which nobody else will be told of. `ENFILE` when the table
+    /// A node beside that of `id`, which nobody else will get. `ENFILE` when the table
     /// is full.
     pub(crate) fn remember_apart(&self, id: FileId) -> Result<NodeRef> {
         let mut index = self.lock();
@@ -294,7 +294,7 @@ impl Nodes {
         NodeRef { node: self.number(slot), generation: self.get(slot, REUSE) >> 32 }
     }
 
-    /// The kernel has forgotten `lookups` of the times it was told of `node`; `gone` is called
+    /// The kernel has forgotten `lookups` of its lookups of `node`; `gone` is called
     /// if these were the last, before the number can be another file's. A number that is not
     /// known, or a count beyond what there is, is the worst that happens after a daemon's
     /// death: it costs a record, not more.
@@ -345,7 +345,7 @@ impl Nodes {
         self.slot_of(node).is_ok_and(|slot| self.get(slot, REUSE) & FLAG_LOCKED != 0)
     }
 
-    /// Notes that the kernel is told of a file of this type.
+    /// Notes that the kernel gets a file of this type.
     pub(crate) fn note_type(&self, node: u64, kind: FileType) {
         if self.type_of(node) == Some(kind) {
             return; // mostly
@@ -478,17 +478,17 @@ mod tests {
     /// What is noted elsewhere under the number was once forgotten a moment later, when it could
     /// be another file's: of that, the owner of a lock was.
     #[test]
-    fn a_number_is_not_used_again_before_its_end_was_told() {
+    fn a_number_is_not_reused_before_its_end_was_reported() {
         let nodes = Nodes::new(State::create().unwrap(), ROOT);
         let old = nodes.remember(id(7), None).unwrap().node;
-        let (nodes, (tell, told)) = (&nodes, std::sync::mpsc::channel());
+        let (nodes, (sender, receiver)) = (&nodes, std::sync::mpsc::channel());
         std::thread::scope(|scope| {
             let next = scope.spawn(move || {
-                told.recv().unwrap();
+                receiver.recv().unwrap();
                 nodes.remember(id(8), None).unwrap().node
             });
             nodes.forget(old, 1, || {
-                tell.send(()).unwrap();
+                sender.send(()).unwrap();
                 std::thread::sleep(std::time::Duration::from_millis(20)); // to be found out
                 assert!(!next.is_finished());
             });

@@ -1,7 +1,7 @@
 //! Where files were last seen: for people who ask what is going on, and for openings under names that
 //! the kernel believes.
 //!
-//! A name is noted when the kernel is told of a file by it. Renames by other mounts are seen
+//! A name is noted when the kernel gets a file by it. Renames by other mounts are seen
 //! at the next lookup, so that a place is what the kernel believes, not a promise.
 
 use std::hash::BuildHasher;

@@ -6,7 +6,7 @@
 //!
 //! A call looks names up again, perhaps several times, before it opens what it has found last: others
 //! may have given a name away and taken it meanwhile. Another call of the thread has nothing to do
-//! with that. It is told by its print ([`SystemCall`](crate::worker::caller::SystemCall)), where that
+//! with that. It is recognised by its print ([`SystemCall`](crate::worker::caller::SystemCall)), where that
 //! is to be seen; where not, one look that finds nothing is taken for the end of the call.
 
 use std::num::NonZeroU32;
@@ -179,7 +179,7 @@ impl StaleRetries {
         self.any.store(true, Ordering::Release);
     }
 
-    /// A thread has looked a name up, and is about to be told.
+    /// A thread has looked a name up, and is about to get the answer.
     pub(crate) fn finds(&self, caller: RetryCaller, found: Option<FileId>) {
         let mut until = self.lock();
         let Some(record) = self.of_thread(caller.thread) else { return };
@@ -257,7 +257,7 @@ mod tests {
             assert!(list.knows(Pid(1), RequestId(4)) && !list.knows(Pid(2), RequestId(4)));
             assert!(!list.comes(opening(2, 7, 3)) && !list.comes(opening(0, 7, 4)));
             assert!(list.comes(opening(1, 7, 5)) && !list.comes(opening(1, 7, 6)));
-            // Whoever found another file by its name comes to the first one by a name again.
+            // A thread that found another file by its name comes to the first one by a name again.
             list.note(opening(1, 7, 7));
             assert!(!list.comes(opening(1, 8, 8)) && !list.comes(opening(1, 7, 9)));
             // What it found is what it comes to now, or nothing.

@@ -28,8 +28,8 @@ const SMALL_BYTES: usize = 1024;
 /// causes one each time, and to take up each by itself would cost it a wake-up of a thread on
 /// perhaps another CPU. An INTERRUPT may come that much late.
 const FORGETS_PAUSE: Duration = Duration::from_millis(10);
-/// Requests read in a row before other tasks get their turn.
-const READS_PER_TURN: u64 = 16;
+/// Requests read in a row before other tasks run.
+const READS_PER_ROUND: u64 = 16;
 
 /// Requests that came one at a time, in a row, before the next is expected to do so, too.
 const ALONE_AFTER: u64 = 8;
@@ -74,7 +74,7 @@ pub(crate) async fn run(
     let mut buffer = buffers.take();
     let (mut reads, mut writes) = (0u64, false);
     let mut in_a_row = 0u64;
-    let told = stop.clone();
+    let stop_signal = stop.clone();
     let mut stopped = pin!(async move {
         let _ = stop.wait_for(|stop| *stop).await; // or the sender is gone
     });
@@ -108,9 +108,9 @@ pub(crate) async fn run(
             // The kernel passes on INTERRUPTs before these.
             device.rest(dray_rt::sleep(FORGETS_PAUSE)).await?;
         }
-        if reads.is_multiple_of(READS_PER_TURN) {
+        if reads.is_multiple_of(READS_PER_ROUND) {
             dray_rt::yield_now().await;
-            if *told.borrow() {
+            if *stop_signal.borrow() {
                 return Ok(());
             }
         }

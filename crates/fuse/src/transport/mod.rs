@@ -25,7 +25,7 @@ pub(crate) enum KernelMessage {
     /// One contiguous message of /dev/fuse, and where memory for its answer comes from.
     Classic(Buf, Arc<Buffers>),
     /// In the memory of a ring entry.
-    Ring(ring::Arrived),
+    Ring(ring::RingRequest),
 }
 
 impl KernelMessage {

@@ -25,7 +25,7 @@ const REST_TIME: Duration = Duration::from_secs(7);
 /// stream begins has all that the kernel copies to.
 const KEPT_MAX: usize = 4;
 /// Longest time for which the questions of one queue hold its entries.
-const GATHERING_MAX: Duration = Duration::from_millis(250);
+const RECLAIM_MAX: Duration = Duration::from_millis(250);
 /// Attempts for one rest: entries that hold something else, or whose CPU nobody may run on, keep
 /// their memory until the next.
 const ATTEMPTS_MAX: u32 = 3;
@@ -43,8 +43,8 @@ pub(crate) struct Payloads {
 
 impl Payloads {
     /// The memory of one entry, of which a predecessor has used so much.
-    pub(crate) fn of_entry(self: &Arc<Payloads>, used_bytes: usize) -> Used {
-        let used = Used { bytes: AtomicUsize::new(0), all: self.clone() };
+    pub(crate) fn of_entry(self: &Arc<Payloads>, used_bytes: usize) -> PayloadUse {
+        let used = PayloadUse { bytes: AtomicUsize::new(0), all: self.clone() };
         used.takes(used_bytes);
         used
     }
@@ -55,12 +55,12 @@ impl Payloads {
 }
 
 /// How much of an entry's payload has memory.
-pub(crate) struct Used {
+pub(crate) struct PayloadUse {
     bytes: AtomicUsize,
     all: Arc<Payloads>,
 }
 
-impl Used {
+impl PayloadUse {
     /// A request or its answer takes the first `bytes` of the payload.
     pub(crate) fn takes(&self, bytes: usize) {
         if bytes <= PAGE_BYTES {
@@ -88,7 +88,7 @@ pub(crate) struct PayloadReclaim {
 enum Stage {
     /// Nobody wants it.
     Off,
-    /// Whoever asks first learns how many entries there are.
+    /// The first caller learns how many entries there are.
     Wanted,
     /// So many are still to come; those that come first keep their memory.
     Coming { left: usize, kept: usize },
@@ -203,7 +203,7 @@ impl Queues {
             let queues = self.clone();
             let mut end = self.reclaim(cpu).ended.subscribe();
             dray_rt::spawn(async move {
-                let _ = dray_rt::timeout(GATHERING_MAX, end.changed()).await;
+                let _ = dray_rt::timeout(RECLAIM_MAX, end.changed()).await;
                 queues.reclaim(cpu).end();
             });
         }
@@ -257,7 +257,7 @@ mod tests {
     #[test]
     fn memory_is_counted_once_and_what_is_small_not_at_all() {
         let all = Arc::new(Payloads::default());
-        let entries: Vec<Used> = (0..=KEPT_MAX).map(|_| all.of_entry(0)).collect();
+        let entries: Vec<PayloadUse> = (0..=KEPT_MAX).map(|_| all.of_entry(0)).collect();
         for entry in &entries {
             entry.takes(PAYLOAD_BYTES);
             entry.takes(PAGE_BYTES);

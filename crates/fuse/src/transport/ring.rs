@@ -36,7 +36,7 @@ use crate::proto::abi::op;
 use crate::proto::reply::header;
 use crate::proto::wire::Small;
 use crate::transport::area::{Area, AreaEntry, OVERWRITTEN_MAX, PAYLOAD_BYTES};
-use crate::transport::payloads::{ReclaimPart, Used};
+use crate::transport::payloads::{PayloadUse, ReclaimPart};
 use crate::transport::queues::Queues;
 use crate::transport::{KernelAnswer, KernelMessage};
 
@@ -57,7 +57,7 @@ pub(crate) struct RingEntry {
     slot: AreaEntry,
     device: RawFd,
     mail: Mutex<Mail>,
-    used: Used,
+    used: PayloadUse,
     /// Keeps the memory in place.
     area: Arc<Area>,
 }
@@ -123,19 +123,19 @@ impl RingEntry {
 
     /// How far a predecessor had come with the entry, if there was one. A request that was
     /// not answered is as the kernel left it.
-    fn found(&self) -> Found {
+    fn found(&self) -> EntryContent {
         let request = self.word(COMMIT_ID_AT);
         if request == 0 {
-            return Found::Idle;
+            return EntryContent::Idle;
         }
         if self.slot.is_answered(request) {
-            return Found::Answered;
+            return EntryContent::Answered;
         }
         self.slot.restore(request);
         // The kernel writes the head last.
         match Head::decode(self.slot.headers()) {
-            Some(head) if head.unique == request => Found::Request,
-            _ => Found::Idle,
+            Some(head) if head.unique == request => EntryContent::Request,
+            _ => EntryContent::Idle,
         }
     }
 
@@ -143,11 +143,11 @@ impl RingEntry {
     /// the entry is in its queue.
     async fn begin(&self, queues: &Queues, ring: &Ring, token: RingToken) -> bool {
         match self.found() {
-            Found::Request => {
+            EntryContent::Request => {
                 queues.taken(self.cpu);
                 return true;
             }
-            Found::Answered => {
+            EntryContent::Answered => {
                 self.slot.touch(self.payload_len());
                 self.commit(ring, token);
                 passed(ring).await;
@@ -158,7 +158,7 @@ impl RingEntry {
                 }
                 mail.result = None; // the kernel had that answer: the entry was idle
             }
-            Found::Idle => {}
+            EntryContent::Idle => {}
         }
         queues.wait_open().await;
         self.register(ring, token);
@@ -190,7 +190,7 @@ impl RingEntry {
         // for which this command has no setter; the two iovecs are in the entry's page.
         unsafe {
             sqe.add(16).cast::<u64>().write_unaligned(self.slot.vectors());
-            sqe.add(24).cast::<u32>().write_unaligned(areas_told(self.cpu));
+            sqe.add(24).cast::<u32>().write_unaligned(areas_announced(self.cpu));
             ring.push(token, command);
         }
     }
@@ -255,7 +255,7 @@ impl RingEntry {
 
 /// What a successor finds in an entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Found {
+enum EntryContent {
     /// Nothing: it was in the kernel's queue, if anywhere.
     Idle,
     /// A request that was not answered.
@@ -265,13 +265,13 @@ enum Found {
 }
 
 /// A request that lies in an entry.
-pub(crate) struct Arrived {
+pub(crate) struct RingRequest {
     entry: Arc<RingEntry>,
     /// Bytes of the payload that belong to the request.
     payload_len: usize,
 }
 
-impl Arrived {
+impl RingRequest {
     pub(crate) fn head(&self) -> &[u8] {
         &self.entry.slot.headers()[..ARGS_AT]
     }
@@ -359,7 +359,7 @@ async fn serve_entry(
             return; // the connection has ended, or the kernel wants no ring
         }
         let Some(head) = Head::decode(entry.slot.headers()) else { return };
-        let arrived = Arrived { entry: entry.clone(), payload_len: entry.payload_len() };
+        let arrived = RingRequest { entry: entry.clone(), payload_len: entry.payload_len() };
         if arrived.asks_to_reclaim(&head) {
             let answer = reclaim_answer(&queues, &entry).await;
             drop(arrived);
@@ -422,15 +422,15 @@ impl Completion for Passed {
     }
 }
 
-/// How many memory areas the kernel is told of.
+/// How many memory areas are announced to the kernel.
 #[cfg(not(test))]
-const fn areas_told(_cpu: u16) -> u32 {
+const fn areas_announced(_cpu: u16) -> u32 {
     2
 }
 
 /// The same, and one for an entry that it is to refuse.
 #[cfg(test)]
-fn areas_told(cpu: u16) -> u32 {
+fn areas_announced(cpu: u16) -> u32 {
     if refusing::QUEUE.load(Ordering::Relaxed) == u32::from(cpu) { 1 } else { 2 }
 }
 

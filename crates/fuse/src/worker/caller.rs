@@ -24,7 +24,7 @@ const LOOK_TIME: Duration = Duration::from_millis(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outlook {
     /// It goes on, as far as can be seen.
-    Lives,
+    Alive,
     /// Nobody will look at what comes of its request: it is being killed, or ends and has no memory
     /// any more, so that no further signal reaches it.
     Ends,
@@ -70,7 +70,7 @@ fn outlook_in(status: &str) -> Outlook {
     }
     // A thread of the kernel has no memory either, and another parent.
     let ends = is_killed(status) || !of_kernel_in(status) && !status.contains("\nVmSize:");
-    if ends { Outlook::Ends } else { Outlook::Lives }
+    if ends { Outlook::Ends } else { Outlook::Alive }
 }
 
 fn of_kernel_in(status: &str) -> bool {
@@ -109,7 +109,7 @@ pub(crate) fn process_ends(process: Pid) -> bool {
     };
     let ends = |thread: std::fs::DirEntry| {
         let status = std::fs::read_to_string(thread.path().join("status"));
-        status.map_or(true, |status| outlook_in(&status) != Outlook::Lives)
+        status.map_or(true, |status| outlook_in(&status) != Outlook::Alive)
     };
     threads.flatten().all(ends)
 }
@@ -232,23 +232,23 @@ mod tests {
 
     #[test]
     fn who_ends_has_no_memory_or_is_being_killed() {
-        let lives =
+        let alive =
             "Name:\tx\nState:\tD (disk sleep)\nTgid:\t9\nPPid:\t1\nVmSize:\t7 kB\nSigPnd:\t00\nShdPnd:\t00\n".to_owned();
-        let gone = lives.replace("VmSize:\t7 kB\n", "");
-        assert_eq!((outlook_in(&lives), process_in(&lives)), (Outlook::Lives, Some(Pid(9))));
+        let gone = alive.replace("VmSize:\t7 kB\n", "");
+        assert_eq!((outlook_in(&alive), process_in(&alive)), (Outlook::Alive, Some(Pid(9))));
         assert_eq!(outlook_in(&gone), Outlook::Ends);
-        assert_eq!(outlook_in(&lives.replace("ShdPnd:\t00", "ShdPnd:\t100")), Outlook::Ends);
+        assert_eq!(outlook_in(&alive.replace("ShdPnd:\t00", "ShdPnd:\t100")), Outlook::Ends);
         assert_eq!(outlook_in(&gone.replace("D (disk sleep)", "Z (zombie)")), Outlook::Gone);
         let of_kernel = gone.replace("PPid:\t1", "PPid:\t2");
-        assert_eq!(outlook_in(&of_kernel), Outlook::Lives);
-        assert!(of_kernel_in(&of_kernel) && !of_kernel_in(&lives));
+        assert_eq!(outlook_in(&of_kernel), Outlook::Alive);
+        assert!(of_kernel_in(&of_kernel) && !of_kernel_in(&alive));
     }
 
     #[test]
-    fn who_is_not_there_is_told_from_who_is_not_seen() {
+    fn an_absent_process_is_distinguished_from_an_invisible_one() {
         assert!(sees_callers());
         let own = Pid(std::process::id());
-        assert_eq!(outlook(own), (Outlook::Lives, Some(own)));
+        assert_eq!(outlook(own), (Outlook::Alive, Some(own)));
         assert!(!process_ends(own) && !sleeps_deeply(own));
         let none = Pid(0x7fff_fff0);
         assert_eq!(outlook(none), (Outlook::Gone, None));
@@ -265,13 +265,13 @@ mod tests {
         assert!(in_call(own, libc::SYS_read), "it is reading this");
         assert_eq!(call_of(Pid(0x7fff_fff0)), CallingSyscall::Unseen);
         let parked = std::thread::scope(|scope| {
-            let (tell, told) = std::sync::mpsc::channel();
+            let (sender, receiver) = std::sync::mpsc::channel();
             let other = scope.spawn(move || {
                 // SAFETY: as above.
-                tell.send(Pid(unsafe { libc::gettid() } as u32)).unwrap();
+                sender.send(Pid(unsafe { libc::gettid() } as u32)).unwrap();
                 std::thread::park();
             });
-            let pid = told.recv().unwrap();
+            let pid = receiver.recv().unwrap();
             let parked = (0..30_000).any(|_| {
                 std::thread::sleep(std::time::Duration::from_millis(1));
                 in_call(pid, libc::SYS_futex)
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_told_from_others_by_its_arguments_and_its_place() {
+    fn a_call_is_identified_by_its_arguments_and_its_place() {
         let line = "257 0xffffff9c 0x7f10 0x80000 0x0 0x0 0x0 0x7ffc10 0x7f20\n";
         let call = SystemCall::in_line(line).unwrap();
         assert_eq!((call.number, SystemCall::in_line(line)), (257, Some(call)));

@@ -28,20 +28,20 @@ impl Crew {
     /// Starts a thread for each of `cpus`, with an executor of this kind; `pin` keeps each on
     /// its CPU. Errors: those of making threads and executors; none of them is left then.
     pub(crate) fn assemble(kind: DriverKind, cpus: Vec<usize>, pin: bool) -> io::Result<Crew> {
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let mut crew = Crew { cpus: Vec::new(), members: Vec::new() };
         for (index, cpu) in cpus.iter().enumerate() {
             let (job, jobs) = mpsc::channel();
-            let (tell, home) = (tell.clone(), pin.then_some(*cpu));
-            let body = move || member(kind, home, &tell, &jobs);
+            let (sender, home) = (sender.clone(), pin.then_some(*cpu));
+            let body = move || member(kind, home, &sender, &jobs);
             let name = format!("dray-fuse-{index}");
             match std::thread::Builder::new().name(name).spawn(body) {
                 Ok(thread) => crew.members.push(Member { job, thread }),
                 Err(error) => return crew.disband(error),
             }
         }
-        drop(tell);
-        for made in told.iter().take(cpus.len()) {
+        drop(sender);
+        for made in receiver.iter().take(cpus.len()) {
             if let Err(error) = made {
                 return crew.disband(error);
             }
@@ -75,7 +75,7 @@ impl Crew {
 fn member(
     kind: DriverKind,
     home: Option<usize>,
-    tell: &Sender<io::Result<()>>,
+    sender: &Sender<io::Result<()>>,
     jobs: &Receiver<Job>,
 ) -> io::Result<()> {
     // Before anything is connected: the server serves a connection on the CPU that it was
@@ -88,7 +88,7 @@ fn member(
         Ok(executor) => (Some(executor), Ok(())),
         Err(error) => (None, Err(error)),
     };
-    let _ = tell.send(result); // who asks may have given up
+    let _ = sender.send(result); // who asks may have given up
     match (executor, jobs.recv()) {
         (Some(executor), Ok(job)) => job(executor),
         _ => Ok(()), // disbanded
@@ -103,20 +103,20 @@ mod tests {
     fn every_thread_gets_its_job_and_its_cpu() {
         let cpus = vec![cpus::allowed()[0]; 3];
         let crew = Crew::assemble(DriverKind::Epoll, cpus.clone(), true).unwrap();
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let jobs = (0..3).map(|index| {
-            let tell = tell.clone();
+            let sender = sender.clone();
             let job: Job = Box::new(move |mut executor| {
                 let number = executor.block_on(async move { index });
-                tell.send((number, cpus::allowed())).map_err(|_| io::ErrorKind::Other.into())
+                sender.send((number, cpus::allowed())).map_err(|_| io::ErrorKind::Other.into())
             });
             job
         });
         for thread in crew.start(jobs.collect::<Vec<_>>()) {
             thread.join().unwrap().unwrap();
         }
-        drop(tell);
-        let mut done: Vec<_> = told.into_iter().collect();
+        drop(sender);
+        let mut done: Vec<_> = receiver.into_iter().collect();
         done.sort_unstable();
         let pinned = vec![cpus[0]];
         assert_eq!(done, [(0, pinned.clone()), (1, pinned.clone()), (2, pinned)]);

@@ -49,7 +49,7 @@ struct Flight {
 }
 
 /// What an interrupt means for the request that it names.
-pub(crate) enum Interrupted {
+pub(crate) enum InterruptOutcome {
     /// It has been cancelled, or is not known, which has been noted.
     Done,
     /// It goes on unless its caller is about to be killed: somebody has to look from
@@ -139,7 +139,7 @@ impl Flights {
         part: usize,
         head: Head,
         interruptible: bool,
-    ) -> (FlightId, Arc<Cancel>, Interrupted) {
+    ) -> (FlightId, Arc<Cancel>, InterruptOutcome) {
         if let Some(count) = self.counts[part].ops.get(head.opcode as usize) {
             count.fetch_add(1, Ordering::Relaxed);
         }
@@ -157,7 +157,7 @@ impl Flights {
             true => self.find_and_interrupt(head.unique),
             false => None,
         };
-        (FlightId { part, slot }, cancel, interrupted.unwrap_or(Interrupted::Done))
+        (FlightId { part, slot }, cancel, interrupted.unwrap_or(InterruptOutcome::Done))
     }
 
     /// The request has been answered.
@@ -193,7 +193,7 @@ impl Flights {
     }
 
     /// The kernel says that the caller of `unique` was signalled.
-    pub(crate) fn interrupt(&self, unique: u64) -> Interrupted {
+    pub(crate) fn interrupt(&self, unique: u64) -> InterruptOutcome {
         if let Some(result) = self.find_and_interrupt(unique) {
             return result;
         }
@@ -206,18 +206,18 @@ impl Flights {
             self.early_count.store(early.len(), Ordering::SeqCst);
         }
         // The request may have been taken up between the search and the note.
-        self.find_and_interrupt(unique).unwrap_or(Interrupted::Done)
+        self.find_and_interrupt(unique).unwrap_or(InterruptOutcome::Done)
     }
 
-    fn find_and_interrupt(&self, unique: u64) -> Option<Interrupted> {
+    fn find_and_interrupt(&self, unique: u64) -> Option<InterruptOutcome> {
         self.with(unique, |flight| {
             if flight.interruptible {
                 flight.cancel.set();
-                return Interrupted::Done;
+                return InterruptOutcome::Done;
             }
             match std::mem::replace(&mut flight.watched, true) {
-                true => Interrupted::Done,
-                false => Interrupted::Watch { unique, pid: flight.head.pid },
+                true => InterruptOutcome::Done,
+                false => InterruptOutcome::Watch { unique, pid: flight.head.pid },
             }
         })
     }
@@ -358,7 +358,7 @@ mod tests {
         let flights = Flights::new(2);
         let (ticket, cancel, _) = flights.begin(1, head(10), true);
         assert_eq!(flights.list()[0].op, "setlkw");
-        assert!(matches!(flights.interrupt(10), Interrupted::Done));
+        assert!(matches!(flights.interrupt(10), InterruptOutcome::Done));
         assert!(cancel.is_set());
         flights.end(ticket);
         assert!(flights.list().is_empty() && !flights.under_way(10));
@@ -379,11 +379,11 @@ mod tests {
         let flights = Flights::new(1);
         flights.interrupt(10);
         let (_, other, watch) = flights.begin(0, head(12), false);
-        assert!(matches!(watch, Interrupted::Done));
+        assert!(matches!(watch, InterruptOutcome::Done));
         let (_, cancel, watch) = flights.begin(0, head(10 | UNIQUE_RESEND), false);
-        assert!(matches!(watch, Interrupted::Watch { pid: Pid(77), .. }));
+        assert!(matches!(watch, InterruptOutcome::Watch { pid: Pid(77), .. }));
         assert!(!cancel.is_set() && !other.is_set(), "a harmless signal disturbs nobody");
-        assert!(matches!(flights.interrupt(10), Interrupted::Done), "watched once");
+        assert!(matches!(flights.interrupt(10), InterruptOutcome::Done), "watched once");
     }
 
     #[test]
@@ -437,8 +437,11 @@ mod tests {
     fn other_requests_are_watched_once() {
         let flights = Flights::new(1);
         let (_, cancel, _) = flights.begin(0, head(10), false);
-        assert!(matches!(flights.interrupt(10), Interrupted::Watch { unique: 10, pid: Pid(77) }));
-        assert!(matches!(flights.interrupt(10), Interrupted::Done));
+        assert!(matches!(
+            flights.interrupt(10),
+            InterruptOutcome::Watch { unique: 10, pid: Pid(77) }
+        ));
+        assert!(matches!(flights.interrupt(10), InterruptOutcome::Done));
         assert!(!cancel.is_set());
         flights.cancel(10);
         assert!(cancel.is_set());

@@ -2,7 +2,7 @@
 //!
 //! They are read from /proc of the calling thread: anew for each request whose outcome they may
 //! decide, from a file that is kept open. For reading and writing what is open they decide
-//! nothing, and are believed for a second, as long as that very process lives: a pidfd tells,
+//! nothing, and are believed for a second, as long as that very process exists: a pidfd tells,
 //! so that a process number used again cannot inherit the groups of the one before.
 
 use std::fs::File;
@@ -93,9 +93,9 @@ impl CallerIdentities {
             return self.plain(head);
         }
         let (who, status) = match self.find(head) {
-            Found::Believed(who) => return who,
-            Found::Doubted(who, status) => (who, status),
-            Found::Nobody => return self.read(head).unwrap_or_else(|| self.plain(head)),
+            CachedIdentity::Believed(who) => return who,
+            CachedIdentity::Doubted(who, status) => (who, status),
+            CachedIdentity::Nobody => return self.read(head).unwrap_or_else(|| self.plain(head)),
         };
         // Not while others wait.
         if read_status(&status).and_then(|text| groups_in(&text, head)).as_deref()
@@ -111,13 +111,13 @@ impl CallerIdentities {
         who
     }
 
-    fn find(&self, head: &Head) -> Found {
+    fn find(&self, head: &Head) -> CachedIdentity {
         let mut all = lock(&self.known);
-        let Some(known) = all.get_mut(&head.pid) else { return Found::Nobody };
+        let Some(known) = all.get_mut(&head.pid) else { return CachedIdentity::Nobody };
         let same = known.who.uid == head.uid && known.who.gid == head.gid;
         if !same || !alive(&known.process) {
             all.remove(&head.pid);
-            return Found::Nobody;
+            return CachedIdentity::Nobody;
         }
         let age = known.read_at.elapsed();
         let of_same_call = std::mem::take(&mut known.looks_up) && age < SAME_CALL;
@@ -125,8 +125,8 @@ impl CallerIdentities {
         let decides = asks_for_rights(head.opcode);
         let believed = age < BELIEVED && (of_same_call || !decides);
         match believed {
-            true => Found::Believed(known.who.clone()),
-            false => Found::Doubted(known.who.clone(), known.status.clone()),
+            true => CachedIdentity::Believed(known.who.clone()),
+            false => CachedIdentity::Doubted(known.who.clone(), known.status.clone()),
         }
     }
 
@@ -147,7 +147,7 @@ impl CallerIdentities {
         let groups = groups_in(&status, head)?;
         let (uid, gid, groups) = (head.uid, head.gid, groups.into());
         let who = Arc::new(Identity { uid, gid, groups, ..Identity::default() });
-        // The descriptor was made after the first look: only if the process still lives
+        // The descriptor was made after the first look: only if the process still exists
         // was it the same one. Without one (Linux before 5.3, a filter of system calls, none
         // left) there is nothing to tell that by, and it is read again each time.
         if let Some(process) = process.filter(alive) {
@@ -181,7 +181,7 @@ fn descriptors() -> usize {
 }
 
 /// What is known of a caller.
-enum Found {
+enum CachedIdentity {
     Believed(Arc<Identity>),
     /// To be compared with what stands there now.
     Doubted(Arc<Identity>, Arc<File>),

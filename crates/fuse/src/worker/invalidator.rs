@@ -355,7 +355,7 @@ mod tests {
 
     // proves: P55
     #[test]
-    fn who_waits_is_told_when_its_node_has_been_dropped() {
+    fn a_waiter_is_notified_when_its_node_has_been_dropped() {
         let invalidator = Arc::new(Invalidator::default());
         assert_eq!(invalidator.ask(1), DropStatus::Start);
         assert_eq!(invalidator.ask(2), DropStatus::Later);

@@ -25,7 +25,7 @@ const THREADS_MAX: usize = 4;
 const ENVIRON_MAX_BYTES: u64 = 256 << 10;
 
 /// Callers that belong to a job.
-pub type JobsOf = HashMap<Pid, Box<str>>;
+pub type JobTable = HashMap<Pid, Box<str>>;
 
 /// Finds them.
 #[derive(Default)]
@@ -36,13 +36,13 @@ pub(crate) struct BatchJobs {
 impl BatchJobs {
     /// Hands the jobs of `callers` to `then`, on a thread of its own; none of them if too many
     /// threads wait already.
-    pub(crate) fn find(&self, callers: Vec<Pid>, then: impl FnOnce(JobsOf) + Send + 'static) {
+    pub(crate) fn find(&self, callers: Vec<Pid>, then: impl FnOnce(JobTable) + Send + 'static) {
         if callers.is_empty() {
-            return then(JobsOf::new());
+            return then(JobTable::new());
         }
         if self.threads.fetch_add(1, Ordering::SeqCst) >= THREADS_MAX {
             self.threads.fetch_sub(1, Ordering::SeqCst);
-            return then(JobsOf::new());
+            return then(JobTable::new());
         }
         let threads = self.threads.clone();
         let thread = std::thread::Builder::new().name("dray-jobs".into()).spawn(move || {
@@ -57,10 +57,10 @@ impl BatchJobs {
     }
 
     /// The jobs of `callers`, as far as they are known soon.
-    pub(crate) fn find_soon(&self, callers: Vec<Pid>) -> JobsOf {
-        let (tell, told) = mpsc::channel();
-        self.find(callers, move |found| drop(tell.send(found))); // who asked may have gone
-        told.recv_timeout(PATIENCE).unwrap_or_default()
+    pub(crate) fn find_soon(&self, callers: Vec<Pid>) -> JobTable {
+        let (sender, receiver) = mpsc::channel();
+        self.find(callers, move |found| drop(sender.send(found))); // who asked may have gone
+        receiver.recv_timeout(PATIENCE).unwrap_or_default()
     }
 }
 
@@ -102,7 +102,7 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!((before.get(&pid), job.as_deref()), (None, Some("77")));
-        assert_eq!(jobs.find_soon(vec![pid, Pid(0), Pid(0x7fff_fff0)]), JobsOf::new());
+        assert_eq!(jobs.find_soon(vec![pid, Pid(0), Pid(0x7fff_fff0)]), JobTable::new());
     }
 
     #[test]
@@ -110,9 +110,9 @@ mod tests {
         let jobs = BatchJobs::default();
         let own = Pid(std::process::id());
         jobs.threads.store(THREADS_MAX, Ordering::SeqCst);
-        let (tell, told) = mpsc::channel();
-        jobs.find(vec![own], move |found| tell.send(found.len()).unwrap());
-        assert_eq!(told.try_recv(), Ok(0), "it was answered at once");
+        let (sender, receiver) = mpsc::channel();
+        jobs.find(vec![own], move |found| sender.send(found.len()).unwrap());
+        assert_eq!(receiver.try_recv(), Ok(0), "it was answered at once");
         assert_eq!(jobs.threads.load(Ordering::SeqCst), THREADS_MAX);
     }
 }

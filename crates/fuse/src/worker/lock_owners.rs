@@ -71,8 +71,8 @@ pub(crate) struct LockRequestNumber(u64);
 const OWNERS_MAX: usize = 1 << 16;
 
 impl LockOwners {
-    /// Those whom a predecessor served; `left`: whose locks it had, if that is known. Whoever
-    /// was getting one when it died asks again.
+    /// Those whom a predecessor served; `left`: whose locks it had, if that is known. An owner
+    /// that was getting one when it died asks again.
     pub(crate) fn of_predecessor(
         nodes: &Nodes,
         left: Option<Vec<(FileId, LockOwner)>>,

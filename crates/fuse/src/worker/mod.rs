@@ -21,7 +21,7 @@ use dray_rt::sync::watch;
 use dray_rt::{ExecutorHandle, Ring};
 
 use crate::front::Worker;
-use crate::mount::agree::{Agreed, agree, open};
+use crate::mount::agree::{MountAgreement, agree, open};
 use crate::mount::choice::NoRing;
 use crate::mount::device::{clone_device, set_nonblocking};
 use crate::mount::session::KernelSession;
@@ -33,7 +33,7 @@ use crate::transport::queues::Queues;
 use crate::worker::crew::Job;
 use crate::worker::flight::InFlight;
 use crate::worker::invalidator::drop_soon;
-use crate::worker::jobs::JobsOf;
+use crate::worker::jobs::JobTable;
 use crate::worker::shared::MountShared;
 
 /// Makes what worker `index` serves. Called on that worker's executor, so that a
@@ -61,7 +61,7 @@ impl Device {
 }
 
 /// A mount that is being served.
-pub struct Mounted {
+pub struct ServedMount {
     reporter: Reporter,
     threads: Vec<JoinHandle<io::Result<()>>>,
     start: Arc<Start>,
@@ -92,15 +92,20 @@ pub struct Stats {
     pub in_flight: Vec<InFlight>,
 }
 
-impl Mounted {
+impl ServedMount {
     /// Agrees with the kernel and starts the workers. Errors: those of the agreement, of
     /// the system calls that set up threads, and of `per_thread`.
-    pub fn start(per_thread: PerThread, device: Device, options: Options) -> io::Result<Mounted> {
+    pub fn start(
+        per_thread: PerThread,
+        device: Device,
+        options: Options,
+    ) -> io::Result<ServedMount> {
         set_nonblocking(device.fd.as_fd())?;
         let Device { fd, clones, state } = device;
         let fd = Arc::new(fd);
         let adopted = state.initialised();
-        let Agreed { mut session, crew, queues, mut no_ring } = agree(&fd, &state, &options)?;
+        let MountAgreement { mut session, crew, queues, mut no_ring } =
+            agree(&fd, &state, &options)?;
         let descriptors = descriptors(&fd, &clones, crew.cpus.len())?;
         let start = Arc::new(Start {
             fd,
@@ -133,20 +138,20 @@ impl Mounted {
         let shared = start.shared().clone().ok_or(io::ErrorKind::Other)?;
         let workers = threads.len();
         let reporter = Reporter { shared, session, transport, no_ring, workers };
-        Ok(Mounted { reporter, threads, start })
+        Ok(ServedMount { reporter, threads, start })
     }
 
-    /// Serves the same file system object, which has no session, on every worker. Errors: those of [`Mounted::start`].
+    /// Serves the same file system object, which has no session, on every worker. Errors: those of [`ServedMount::start`].
     pub fn start_with(
         fs: Arc<dyn FileSystem>,
         device: Device,
         options: Options,
-    ) -> io::Result<Mounted> {
+    ) -> io::Result<ServedMount> {
         let per_thread: PerThread = Arc::new(move |_, _| {
             let stack = Stack::alone(fs.clone());
             Box::pin(async move { Ok(stack) })
         });
-        Mounted::start(per_thread, device, options)
+        ServedMount::start(per_thread, device, options)
     }
 
     /// For messages to the kernel.
@@ -218,7 +223,7 @@ impl Reporter {
     }
 
     /// The batch jobs of those who have requests under way, as far as they are known soon.
-    pub fn jobs(&self) -> JobsOf {
+    pub fn jobs(&self) -> JobTable {
         let callers = self.shared.flights.callers();
         self.shared.jobs.find_soon(callers.into_iter().collect())
     }

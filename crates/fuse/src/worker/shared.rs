@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use dray_core::{NodeId, Pid, SessionControl, Stack, TellJobs};
 
 use crate::front::cache_mode::CacheMode;
-use crate::front::removed::Removed;
+use crate::front::removed::RemovedDirectories;
 use crate::front::undoing::FailedWrites;
 use crate::mount::session::KernelSession;
 use crate::options::Options;
@@ -20,7 +20,7 @@ use crate::state::stale_retries::StaleRetries;
 use crate::worker::flight::Flights;
 use crate::worker::identity::CallerIdentities;
 use crate::worker::invalidator::Invalidator;
-use crate::worker::jobs::{BatchJobs, JobsOf};
+use crate::worker::jobs::{BatchJobs, JobTable};
 use crate::worker::lock_owners::LockOwners;
 use crate::worker::versions::Versions;
 
@@ -46,7 +46,7 @@ pub(crate) struct MountShared {
     pub(crate) changes: RecentChanges,
     /// What the kernel may undo.
     pub(crate) failed_writes: FailedWrites,
-    pub(crate) removed: Removed,
+    pub(crate) removed: RemovedDirectories,
     pub(crate) stale_retries: StaleRetries,
     /// Somebody looks after callers.
     pub(crate) looks_after: AtomicBool,
@@ -89,7 +89,7 @@ impl MountShared {
             capabilities: Capabilities::default(),
             changes: RecentChanges::default(),
             failed_writes: FailedWrites::new(adopted),
-            removed: Removed::default(),
+            removed: RemovedDirectories::default(),
             stale_retries: StaleRetries::new(state.clone(), adopted),
             looks_after: AtomicBool::new(false),
         }
@@ -100,7 +100,7 @@ impl MountShared {
     pub(crate) fn find_jobs(&self, callers: &[Pid], tell: TellJobs) {
         let mut known = self.flights.callers();
         known.retain(|caller| callers.contains(caller));
-        let then = move |jobs: JobsOf| tell(jobs.into_iter().collect());
+        let then = move |jobs: JobTable| tell(jobs.into_iter().collect());
         self.jobs.find(known.into_iter().collect(), then);
     }
 }

@@ -7,7 +7,7 @@
 //! A version is known by the file's times and size. Times are coarse: before Linux 6.13 as a tick of the
 //! kernel's clock, and some file systems keep seconds. A change soon after another can leave a file with
 //! the same of all. So pages are kept only if they were dropped at an open so late that the times had
-//! gone on. Whoever has the clock says so ([`AtOpen::times_past`]); where nobody does, this version has to
+//! gone on. An owner of the clock says so ([`AtOpen::times_past`]); where nobody does, this version has to
 //! have been seen long enough ago ([`Attr::grain`]).
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -24,11 +24,11 @@ const OLD_SECONDS: i64 = 60;
 
 #[derive(Default)]
 pub(crate) struct Versions {
-    seen: Mutex<Seen>,
+    seen: Mutex<VersionTable>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct VersionTable {
     files: IdMap<u64, Version>,
     /// The last number given to a version.
     numbers: u64,
@@ -40,12 +40,12 @@ struct Version {
     size: u64,
     /// When it was seen first.
     since: Instant,
-    /// What was changed without a trace was so before the kernel was last told to drop.
+    /// What was changed without a trace was so before the kernel was last asked to drop pages.
     settled: bool,
     number: u64,
     /// The kernel has no pages of a version before this one.
     dropped: bool,
-    /// The file system has said that it would tell of changes by others, and has told of none.
+    /// The file system has said that it would report changes by others, and has reported none.
     watched: bool,
 }
 
@@ -64,9 +64,9 @@ impl Version {
     }
 }
 
-/// Names the version for which the kernel is told to drop the pages of others; never 0.
+/// Names the version for which the kernel is asked to drop the pages of others; never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Dropping(pub(crate) u64);
+pub(crate) struct PageDrop(pub(crate) u64);
 
 /// When a file was opened.
 #[derive(Clone, Copy)]
@@ -88,12 +88,12 @@ impl OpenTime {
 }
 
 impl Versions {
-    fn lock(&self) -> MutexGuard<'_, Seen> {
+    fn lock(&self) -> MutexGuard<'_, VersionTable> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes what `node` is like at an open. None if the kernel has no other pages of it; else
-    /// it is to drop what it has, and [`Versions::dropped`] to be told. `watched`: the file system tells
+    /// it is to drop what it has, and [`Versions::dropped`] is to be called. `watched`: the file system tells
     /// of each change by others from now on ([`PageValidity::UntilRevoked`]).
     ///
     /// [`PageValidity::UntilRevoked`]: dray_core::PageValidity::UntilRevoked
@@ -103,10 +103,10 @@ impl Versions {
         file: &AtOpen,
         watched: bool,
         moment: OpenTime,
-    ) -> Option<Dropping> {
+    ) -> Option<PageDrop> {
         let AtOpen { attr, times_past, .. } = file;
         let mut seen = self.lock();
-        let Seen { files, numbers } = &mut *seen;
+        let VersionTable { files, numbers } = &mut *seen;
         if let Some(known) = files.get_mut(&node) {
             let was_watched = std::mem::replace(&mut known.watched, watched);
             if watched && was_watched && known.dropped {
@@ -115,12 +115,12 @@ impl Versions {
             }
             if known.is_of(attr) {
                 if known.settled {
-                    return (!known.dropped).then_some(Dropping(known.number));
+                    return (!known.dropped).then_some(PageDrop(known.number));
                 }
                 *numbers += 1;
                 (known.number, known.dropped) = (*numbers, false);
                 known.settled = times_past.unwrap_or(moment.now - known.since >= attr.grain());
-                return Some(Dropping(*numbers));
+                return Some(PageDrop(*numbers));
             }
         }
         if files.len() >= VERSIONS_MAX {
@@ -132,7 +132,7 @@ impl Versions {
         let (since, number, dropped) = (moment.now, *numbers, false);
         files
             .insert(node, Version { mtime, ctime, size, since, settled, number, dropped, watched });
-        Some(Dropping(number))
+        Some(PageDrop(number))
     }
 
     /// Others have changed what `node` stands for.
@@ -150,7 +150,7 @@ impl Versions {
     }
 
     /// A request has come through a file whose opening was answered so: the kernel has done it.
-    pub(crate) fn dropped(&self, node: u64, Dropping(number): Dropping) {
+    pub(crate) fn dropped(&self, node: u64, PageDrop(number): PageDrop) {
         if let Some(version) = self.lock().files.get_mut(&node)
             && version.number == number
         {

@@ -5,9 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use dray_fuse::{Host, InvalidatorProcess, invalidate_nodes};
 
-pub struct Dropping;
+pub struct DroppingHost;
 
-impl Host for Dropping {
+impl Host for DroppingHost {
     fn wake_queues(&self) {}
 
     fn reclaim_entries(&self) {}

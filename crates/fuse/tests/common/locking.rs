@@ -83,7 +83,7 @@ impl Table {
     }
 }
 
-pub struct Locking {
+pub struct LockingFs {
     pub inner: MemoryFs,
     pub table: Arc<Table>,
 }
@@ -95,7 +95,7 @@ struct LockingFile {
     flocks: Mutex<Vec<LockOwner>>,
 }
 
-impl Locking {
+impl LockingFs {
     fn wrap(&self, inner: Arc<dyn OpenFile>) -> Arc<dyn OpenFile> {
         Arc::new(LockingFile { inner, table: self.table.clone(), flocks: Mutex::default() })
     }
@@ -109,7 +109,7 @@ macro_rules! pass_on {
     };
 }
 
-impl FileSystem for Locking {
+impl FileSystem for LockingFs {
     fn info(&self) -> &FsInfo {
         self.inner.info()
     }

@@ -20,12 +20,12 @@ use std::time::Duration;
 use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_core::{Buf, Context, FileId, FileSystem, Name, OpenHow, Stack, Write};
 use dray_fuse::{
-    Consistency, Device, MountOptions, Mounted, Notifier, Options, PerThread, Reporter, Transport,
-    TransportWish, mount, unmount,
+    Consistency, Device, MountOptions, Notifier, Options, PerThread, Reporter, ServedMount,
+    Transport, TransportWish, mount, unmount,
 };
 
-use dropping::Dropping;
-use locking::{Locking, Table};
+use dropping::DroppingHost;
+use locking::{LockingFs, Table};
 use session::NotifyingSession;
 
 const ENABLE_URING: &str = "/sys/module/fuse/parameters/enable_uring";
@@ -113,7 +113,7 @@ pub fn mounted_with(transport: Transport, options: Options) -> Option<TestMount>
         Transport::Classic => TransportWish::Classic,
         Transport::Uring => TransportWish::Uring,
     };
-    let host = Arc::new(Dropping);
+    let host = Arc::new(DroppingHost);
     let options = Options { transport: wish, ring_depth: 2, host, ..options };
     let mount_options = MountOptions {
         default_permissions: options.kernel_checks_permissions(),
@@ -123,14 +123,14 @@ pub fn mounted_with(transport: Transport, options: Options) -> Option<TestMount>
     let memory = MemoryFs::new(MemoryOptions { root_mode: 0o777, ..MemoryOptions::default() });
     let locks = Arc::new(Table::default());
     let session = NotifyingSession::default();
-    let served = Locking { inner: memory.clone(), table: locks.clone() };
+    let served = LockingFs { inner: memory.clone(), table: locks.clone() };
     let stack = Stack { fs: Arc::new(served), session: Arc::new(session.clone()) };
     let per_thread: PerThread = Arc::new(move |_, _| {
         let stack = stack.clone();
         Box::pin(async move { Ok(stack) })
     });
     let device = Device::new(mount(&at, &mount_options).unwrap()).unwrap();
-    let mounted = Mounted::start(per_thread, device, options).unwrap();
+    let mounted = ServedMount::start(per_thread, device, options).unwrap();
     assert_eq!(mounted.stats().transport, transport);
     Some(TestMount {
         fs: memory,

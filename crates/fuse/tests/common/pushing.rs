@@ -1,4 +1,4 @@
-//! What a mount's supervisor has another process do, and a mount without one needs from whoever uses
+//! What a mount's supervisor has another process do, and a mount without one needs from the test that uses
 //! it: entries that are added to a queue of a ring get what waits there with their first answer only.
 
 use std::ffi::CString;
@@ -23,13 +23,13 @@ pub fn push(at: &Path) {
 
 /// Pushes as long as there is this, in the queues of the CPUs that the thread may run on which has
 /// made it.
-pub struct Pushing {
+pub struct QueuePusher {
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Pushing {
-    pub fn new(at: &Path) -> Pushing {
+impl QueuePusher {
+    pub fn new(at: &Path) -> QueuePusher {
         let over = Arc::new(AtomicBool::new(false));
         let (at, ends) = (at.to_owned(), over.clone());
         let thread = std::thread::spawn(move || {
@@ -42,11 +42,11 @@ impl Pushing {
             }
             pushes.into_iter().for_each(|push| push.join().unwrap());
         });
-        Pushing { over, thread: Some(thread) }
+        QueuePusher { over, thread: Some(thread) }
     }
 }
 
-impl Drop for Pushing {
+impl Drop for QueuePusher {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         let ended = self.thread.take().map(JoinHandle::join);

@@ -6,7 +6,7 @@ use dray_core::{
     FileId, FindJobs, HearChanges, LockOwner, NodeId, OpenFile, OpenHow, RequestId, SessionControl,
 };
 
-/// Whoever wants to hear of changes.
+/// The callback for changes, if one is set.
 #[derive(Clone, Default)]
 pub struct NotifyingSession(Arc<Mutex<Option<HearChanges>>>);
 

@@ -133,7 +133,7 @@ impl Registry {
         added.map(|()| id).inspect_err(|_| self.forget(id))
     }
 
-    /// Whether shared descriptors are told of again as long as there is something to be read.
+    /// Whether shared descriptors are reported again as long as there is something to be read.
     pub(crate) fn says_again(&self) -> bool {
         matches!(self.kind, RegistryKind::Epoll(_))
     }

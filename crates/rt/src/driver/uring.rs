@@ -310,11 +310,11 @@ mod tests {
         let Ok((mut uring, _kick)) = Uring::new() else { return };
         uring.submit_one(&Entry128::from(opcode::Nop::new().build()));
         uring.submit_and_wait(1);
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         std::thread::spawn(move || {
             uring.submit_and_wait(2);
-            let _ = tell.send(()); // nobody listens once the test has failed
+            let _ = sender.send(()); // nobody listens once the test has failed
         });
-        told.recv_timeout(Duration::from_secs(60)).expect("it waits in the kernel");
+        receiver.recv_timeout(Duration::from_secs(60)).expect("it waits in the kernel");
     }
 }

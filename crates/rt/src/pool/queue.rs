@@ -1,6 +1,6 @@
-//! The calls that wait for a thread of a pool, and whose turn it is.
+//! The calls that wait for a thread of a pool, and which client is next.
 //!
-//! Clients take turns, each with one call at a time. None has more threads than its share, and
+//! Clients alternate, each with one call at a time. None has more threads than its share, and
 //! no thing (a file, for one) more than is of use for it: where calls block, those of one client or
 //! about one thing leave threads to the rest.
 
@@ -16,12 +16,12 @@ pub struct Share {
     pub thing: Option<u64>,
 }
 
-/// Calls behind their turn. What is in it is bounded by who puts it there.
+/// Calls that wait for a thread. What is in it is bounded by who puts it there.
 pub(crate) struct ClientQueue<J> {
     clients: BTreeMap<u64, Client<J>>,
     things: BTreeMap<u64, Thing<J>>,
     /// Clients that may begin a call, each once.
-    turn: VecDeque<u64>,
+    ready_clients: VecDeque<u64>,
     waiting: usize,
     client_max: usize,
     thing_max: usize,
@@ -33,7 +33,7 @@ struct Client<J> {
     /// Of these and of those that wait for what they are about.
     waiting: usize,
     running: usize,
-    has_turn: bool,
+    is_queued: bool,
 }
 
 struct Thing<J> {
@@ -49,7 +49,7 @@ impl<J> ClientQueue<J> {
         ClientQueue {
             clients: BTreeMap::new(),
             things: BTreeMap::new(),
-            turn: VecDeque::new(),
+            ready_clients: VecDeque::new(),
             waiting: 0,
             client_max,
             thing_max,
@@ -62,7 +62,7 @@ impl<J> ClientQueue<J> {
             ready: VecDeque::new(),
             waiting: 0,
             running: 0,
-            has_turn: false,
+            is_queued: false,
         });
         client.waiting += 1;
         self.waiting += 1;
@@ -78,29 +78,29 @@ impl<J> ClientQueue<J> {
             thing.taken += 1;
         }
         client.ready.push_back((share, job));
-        self.give_turn(share.client)
+        self.enqueue_client(share.client)
     }
 
-    /// Has a client take its turn behind the others, if it may begin a call. Answers whether it may.
-    fn give_turn(&mut self, number: u64) -> bool {
+    /// Queues a client behind the others, if it may begin a call. Answers whether it may.
+    fn enqueue_client(&mut self, number: u64) -> bool {
         let Some(client) = self.clients.get_mut(&number) else { return false };
         let may = !client.ready.is_empty() && client.running < self.client_max;
-        if may && !std::mem::replace(&mut client.has_turn, true) {
-            self.turn.push_back(number);
+        if may && !std::mem::replace(&mut client.is_queued, true) {
+            self.ready_clients.push_back(number);
         }
         may
     }
 
     /// The next call to begin.
     pub(crate) fn pop(&mut self) -> Option<(Share, J)> {
-        while let Some(number) = self.turn.pop_front() {
+        while let Some(number) = self.ready_clients.pop_front() {
             let Some(client) = self.clients.get_mut(&number) else { continue };
-            client.has_turn = false;
+            client.is_queued = false;
             let Some(next) = client.ready.pop_front() else { continue };
             client.running += 1;
             client.waiting -= 1;
             self.waiting -= 1;
-            self.give_turn(number);
+            self.enqueue_client(number);
             return Some(next);
         }
         None
@@ -108,7 +108,7 @@ impl<J> ClientQueue<J> {
 
     /// Whether a call could begin.
     pub(crate) fn has_next(&self) -> bool {
-        !self.turn.is_empty()
+        !self.ready_clients.is_empty()
     }
 
     /// A call that was begun is over.
@@ -148,11 +148,11 @@ impl<J> ClientQueue<J> {
         if let Some(client) = self.clients.get_mut(&share.client) {
             client.ready.push_back((share, job));
         }
-        self.give_turn(share.client);
+        self.enqueue_client(share.client);
     }
 
     fn settle(&mut self, number: u64) {
-        if self.give_turn(number) {
+        if self.enqueue_client(number) {
             return;
         }
         if self.clients.get(&number).is_some_and(|one| one.waiting == 0 && one.running == 0) {
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_take_turns() {
+    fn clients_alternate() {
         let mut queue = ClientQueue::new(10, 10);
         for number in 0..3 {
             queue.push(of(1, number), number);
@@ -211,7 +211,9 @@ mod tests {
         for share in [of(1, 7), of(1, 9), of(1, 6), of(2, 5)] {
             queue.done(share);
         }
-        assert!(queue.clients.is_empty() && queue.things.is_empty() && queue.turn.is_empty());
+        assert!(
+            queue.clients.is_empty() && queue.things.is_empty() && queue.ready_clients.is_empty()
+        );
     }
 
     #[test]

@@ -50,7 +50,7 @@ impl FsTarget {
         FsTarget { root, clients, quirks, slots: [const { None }; SLOTS], requests: 0 }
     }
 
-    /// Closes whatever a sequence left open; nobody is told of errors.
+    /// Closes whatever a sequence left open; errors are ignored.
     pub async fn close_all(&mut self) {
         for slot in 0..SLOTS {
             let cx = self.caller(0, 0).cx;

@@ -64,11 +64,11 @@ impl Model {
                 return Err(Errno::EISDIR);
             }
             let dir = &self.nodes[&dir];
-            let strangers = node.uid != dir.uid && node.uid != who.uid.0;
+            let owned_by_others = node.uid != dir.uid && node.uid != who.uid.0;
             let level = self.quirks.protected_regular;
             let exposed = level > 0 && dir.mode & 0o002 != 0 || level > 1 && dir.mode & 0o020 != 0;
             let regular = matches!(node.kind, ModelContent::File(_));
-            if regular && dir.mode & libc::S_ISVTX != 0 && strangers && exposed {
+            if regular && dir.mode & libc::S_ISVTX != 0 && owned_by_others && exposed {
                 return Err(Errno::EACCES);
             }
             return self.open_node(who, ino, flags, slot);

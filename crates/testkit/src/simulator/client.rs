@@ -34,11 +34,11 @@ impl ClientNode {
         &self,
         work: impl Future<Output = T> + Send + 'static,
     ) -> oneshot::Receiver<T> {
-        let (tell, told) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         self.scope.spawn_on(&ExecutorHandle::current(), async move {
-            let _ = tell.send(work.await); // the caller may have given up
+            let _ = sender.send(work.await); // the caller may have given up
         });
-        told
+        receiver
     }
 
     /// The process dies where it stands.

@@ -27,7 +27,7 @@ pub(super) async fn of(
 ) -> Outcome<()> {
     let client = &world.clients[whom];
     let host = host_of(client);
-    // Whatever it has been told by now holds, and nothing that it is told later.
+    // Every answer that it has got by now holds, and none that it gets later.
     world.network.partition(&host, true);
     world.work.crashed(whom);
     evict(world, client).await?;

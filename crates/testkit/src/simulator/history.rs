@@ -23,7 +23,7 @@ pub struct HistoryEvent<K = RegisterOp> {
     pub to: u64,
     /// What it was.
     pub kind: K,
-    /// It need not have happened: nobody was told that it did.
+    /// It need not have happened: nobody got an answer.
     pub optional: bool,
 }
 

@@ -38,10 +38,10 @@ struct Inner {
     journal: MemoryJournal,
     sabotage: Option<Sabotage>,
     slow: Option<(u64, Duration)>,
-    life: Mutex<Life>,
+    instance: Mutex<ServerInstance>,
 }
 
-struct Life {
+struct ServerInstance {
     scope: Scope,
     server: Option<Server>,
     fs: Option<MemoryFs>,
@@ -72,7 +72,7 @@ impl ServerMachine {
             journal: MemoryJournal::default(),
             sabotage,
             slow,
-            life: Mutex::new(Life {
+            instance: Mutex::new(ServerInstance {
                 scope: Scope::default(),
                 server: None,
                 fs: None,
@@ -86,13 +86,13 @@ impl ServerMachine {
         }))
     }
 
-    fn life(&self) -> MutexGuard<'_, Life> {
-        self.0.life.lock().unwrap_or_else(PoisonError::into_inner)
+    fn instance(&self) -> MutexGuard<'_, ServerInstance> {
+        self.0.instance.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts the server process, which takes over from the one before.
     pub(super) async fn start(&self) {
-        let loss = self.life().loss;
+        let loss = self.instance().loss;
         let fs = self.0.disk.mount();
         let mut below: Arc<dyn FileSystem> = Arc::new(fs.clone());
         if let Some((one_in, delay)) = self.0.slow {
@@ -103,7 +103,7 @@ impl ServerMachine {
         let options = ServerOptions {
             lease: LEASE,
             pool: pool.clone(),
-            boot: self.life().boot,
+            boot: self.instance().boot,
             sabotage: self.0.sabotage,
             ..ServerOptions::default()
         };
@@ -115,12 +115,12 @@ impl ServerMachine {
         let (machine, recovering) = (self.clone(), server.clone());
         scope.spawn_on(&ExecutorHandle::current(), async move {
             recovering.recovered().await;
-            machine.life().loss = StateLoss::Nothing;
+            machine.instance().loss = StateLoss::Nothing;
         });
-        let mut life = self.life();
-        life.pools.retain(|pool| pool.stats().used_bytes > 0);
-        life.pools.push(pool);
-        (life.scope, life.server, life.fs) = (scope, Some(server), Some(fs));
+        let mut instance = self.instance();
+        instance.pools.retain(|pool| pool.stats().used_bytes > 0);
+        instance.pools.push(pool);
+        (instance.scope, instance.server, instance.fs) = (scope, Some(server), Some(fs));
     }
 
     /// The server process is killed; nothing that it wrote is lost.
@@ -137,22 +137,22 @@ impl ServerMachine {
         if forget {
             self.0.journal.forget();
         }
-        let mut life = self.life();
-        life.boot += 1;
-        life.power_losses += 1;
-        if forget || life.loss != StateLoss::SessionsToo {
-            life.loss = if forget { StateLoss::SessionsToo } else { StateLoss::Unsynced };
+        let mut instance = self.instance();
+        instance.boot += 1;
+        instance.power_losses += 1;
+        if forget || instance.loss != StateLoss::SessionsToo {
+            instance.loss = if forget { StateLoss::SessionsToo } else { StateLoss::Unsynced };
         }
     }
 
     fn end_process(&self) {
         let repeated = self.status().repeated_calls;
         let (scope, server) = {
-            let mut life = self.life();
-            life.deaths += 1;
-            life.repeated += repeated;
-            life.fs = None;
-            (std::mem::take(&mut life.scope), life.server.take())
+            let mut instance = self.instance();
+            instance.deaths += 1;
+            instance.repeated += repeated;
+            instance.fs = None;
+            (std::mem::take(&mut instance.scope), instance.server.take())
         };
         self.0.network.break_all(SERVER);
         scope.kill();
@@ -161,37 +161,37 @@ impl ServerMachine {
 
     /// Times that the server process died.
     pub(super) fn deaths(&self) -> u64 {
-        self.life().deaths
+        self.instance().deaths
     }
 
     /// Of these, times that the machine lost power.
     pub(super) fn power_losses(&self) -> u64 {
-        self.life().power_losses
+        self.instance().power_losses
     }
 
     /// Changes that reached a server more than once.
     pub(super) fn repeated(&self) -> u64 {
         let now = self.status().repeated_calls;
-        self.life().repeated + now
+        self.instance().repeated + now
     }
 
     /// The server, if it runs.
     pub(super) fn server(&self) -> Option<Server> {
-        self.life().server.clone()
+        self.instance().server.clone()
     }
 
     pub(super) fn status(&self) -> ServerStatus {
-        self.life().server.as_ref().map(Server::status).unwrap_or_default()
+        self.instance().server.as_ref().map(Server::status).unwrap_or_default()
     }
 
     /// Locks held at the server.
     pub(super) fn locks(&self) -> usize {
-        self.life().fs.as_ref().map_or(0, |fs| fs.locks().list(usize::MAX).len())
+        self.instance().fs.as_ref().map_or(0, |fs| fs.locks().list(usize::MAX).len())
     }
 
-    /// Bytes of buffers that any life of the server has lent and not got back.
+    /// Bytes of buffers that any instance of the server has lent and not got back.
     pub(super) fn buffer_bytes(&self) -> usize {
-        self.life().pools.iter().map(|pool| pool.stats().used_bytes).sum()
+        self.instance().pools.iter().map(|pool| pool.stats().used_bytes).sum()
     }
 
     /// Gives up deleted files that outlived a kill.

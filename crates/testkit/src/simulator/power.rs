@@ -1,5 +1,5 @@
 //! The server's machine loses power: what was synced is there afterwards, what was not is
-//! sent again by the clients that kept it, and what nobody kept is told.
+//! sent again by the clients that kept it, and the loss of other data is reported.
 
 use std::time::Duration;
 
@@ -116,7 +116,7 @@ impl RunPlan {
 }
 
 /// Clients work while the server's machine loses power again and again. What they keep must
-/// be there afterwards as if nothing had happened; of what they do not keep they must be told.
+/// be there afterwards as if nothing had happened; losses of what they do not keep must be reported.
 /// The kind of work goes round with the seed.
 pub fn run_power_losses(seed: u64, sabotage: Option<Sabotage>) -> Result<RunReport, RunFailure> {
     let kind = PowerKind::ALL[(seed % PowerKind::ALL.len() as u64) as usize];

@@ -15,7 +15,7 @@ use super::posix;
 /// Steps of one sequence.
 const STEPS: std::ops::Range<usize> = 1..120;
 
-/// Runs a case for each of some generated sequences; the shortest that fails is told.
+/// Runs a case for each of some generated sequences; the shortest that fails is reported.
 pub fn generated(default_cases: u32, case: impl Fn(&[Step]) -> Result<(), String>) {
     generated_with_seeds(default_cases, |_, steps| case(steps));
 }

@@ -24,11 +24,11 @@ type Stack = Arc<dyn FileSystem>;
 
 /// Sees every call and does nothing; counts, so that a test can tell that it was there.
 #[derive(Default)]
-pub struct Idle {
+pub struct IdleObserver {
     calls: AtomicU64,
 }
 
-impl Observer for Idle {
+impl Observer for IdleObserver {
     fn admits(&self) -> bool {
         false
     }
@@ -42,7 +42,7 @@ impl Observer for Idle {
     }
 }
 
-impl Idle {
+impl IdleObserver {
     /// Calls seen so far.
     pub fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
@@ -50,7 +50,7 @@ impl Idle {
 }
 
 /// `fs` under three layers that do nothing.
-pub fn layered(fs: Stack, idle: &Arc<Idle>) -> Stack {
+pub fn layered(fs: Stack, idle: &Arc<IdleObserver>) -> Stack {
     (0..3).fold(fs, |below, _| Arc::new(Observed::new(below, idle.clone())))
 }
 
@@ -70,7 +70,7 @@ pub fn server_of(fs: Stack) -> Server {
 /// Clients of `fs`, which a server serves: calls pass layers that do nothing on either side.
 async fn clients_of(
     connectors: Vec<Arc<dyn Connect>>,
-    idle: &Arc<Idle>,
+    idle: &Arc<IdleObserver>,
 ) -> Vec<Arc<dyn FileSystem>> {
     let mut clients = Vec::new();
     for (number, connector) in connectors.into_iter().enumerate() {
@@ -126,7 +126,12 @@ pub async fn placed(servers: Vec<Stack>, count: usize, options: &str) -> Vec<Sta
 }
 
 /// So many clients over the simulated `network`. To be called in a simulation.
-pub async fn simulated(network: &Network, fs: Stack, count: usize, idle: &Arc<Idle>) -> Vec<Stack> {
+pub async fn simulated(
+    network: &Network,
+    fs: Stack,
+    count: usize,
+    idle: &Arc<IdleObserver>,
+) -> Vec<Stack> {
     let server = server_of(layered(fs, idle));
     let mut incoming = network.listen("server");
     dray_rt::spawn(async move {
@@ -151,7 +156,7 @@ pub const FOUL: Weather = Weather {
 };
 
 /// So many clients within the process of their server, on one executor.
-pub async fn within(fs: Stack, count: usize, idle: &Arc<Idle>) -> Vec<Stack> {
+pub async fn within(fs: Stack, count: usize, idle: &Arc<IdleObserver>) -> Vec<Stack> {
     let server = server_of(layered(fs, idle));
     let (listener, connector) = local::listen();
     dray_rt::spawn(async move { drop(server.serve_all(Box::new(listener)).await) });
@@ -161,7 +166,12 @@ pub async fn within(fs: Stack, count: usize, idle: &Arc<Idle>) -> Vec<Stack> {
 
 /// So many clients over a Unix socket in `dir`. To be called on an executor with a real
 /// driver.
-pub async fn on_a_socket(dir: &Path, fs: Stack, count: usize, idle: &Arc<Idle>) -> Vec<Stack> {
+pub async fn on_a_socket(
+    dir: &Path,
+    fs: Stack,
+    count: usize,
+    idle: &Arc<IdleObserver>,
+) -> Vec<Stack> {
     on_a_socket_of(dir, &server_of(layered(fs, idle)), count, idle).await
 }
 
@@ -170,7 +180,7 @@ pub async fn on_a_socket_of(
     dir: &Path,
     server: &Server,
     count: usize,
-    idle: &Arc<Idle>,
+    idle: &Arc<IdleObserver>,
 ) -> Vec<Stack> {
     let address: Address = format!("unix://{}/socket", dir.display()).parse().expect("an address");
     let server = server.clone();

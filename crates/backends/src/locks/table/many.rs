@@ -5,7 +5,7 @@ use dray_core::{LockKind, LockOwner, LockRange, Pid};
 
 const FILE: FileId = FileId { ino: 1, generation: 1 };
 const MANY: u64 = 2500;
-/// Looks that an operation may take, on an average. Whoever gives up makes a logarithmic number of
+/// Looks that an operation may take, on an average. A waiter that gives up makes a logarithmic number of
 /// others look again, and each of them takes some two looks for each level of a tree: up to 200 were
 /// seen, by chance. Half of all others, as it was, is more.
 const LOOKS_MAX: u64 = 400;
@@ -80,7 +80,7 @@ fn give_up(table: &LockTable, number: u64, lock: Lock) {
 /// after the other, took 20 s, and a client that locked any file of the export waited for them.
 // proves: P57
 #[test]
-fn whoever_gives_up_makes_few_look_again() {
+fn a_waiter_that_gives_up_wakes_few() {
     for (what, ranges) in RANGES {
         for (how, order) in ORDERS {
             let table = LockTable::new(usize::MAX);
@@ -101,7 +101,7 @@ fn whoever_gives_up_makes_few_look_again() {
 /// was looked at beside all before it for each that gave up, a million looks for each of a thousand.
 // proves: P57
 #[test]
-fn in_a_chain_whoever_gives_up_makes_few_look_again() {
+fn in_a_chain_a_waiter_that_gives_up_wakes_few() {
     let wanted = |at: u64| lock(LockKind::Exclusive, (10 * at, 10 * at + 14));
     for (how, order) in ORDERS {
         let table = LockTable::new(usize::MAX);
@@ -115,7 +115,7 @@ fn in_a_chain_whoever_gives_up_makes_few_look_again() {
             let (owner, lock) = (owner(number), wanted(number + 1));
             let mut waiting =
                 Waiting { table: &table, file: FILE, owner, lock, number, done: false };
-            // Whoever stood behind one that gave up may have got what it waited for.
+            // A waiter behind one that gave up may have got its lock.
             if waiting.give_up().is_ok() {
                 table.release(FILE, LockFamily::Posix, owner);
             }
@@ -129,7 +129,7 @@ fn in_a_chain_whoever_gives_up_makes_few_look_again() {
 /// Those that are granted, each by the one before it that gives back what it has.
 // proves: P57, P129
 #[test]
-fn whoever_gives_back_makes_few_look_again() {
+fn an_unlock_wakes_few() {
     for (what, ranges) in RANGES {
         let table = LockTable::new(usize::MAX);
         let numbers = wait(&table, ranges, LockKind::Exclusive);
@@ -181,7 +181,7 @@ fn those_who_pass_all_others_look_again_seldom() {
 /// All locks of an export had one mutex.
 // proves: P57
 #[test]
-fn whoever_works_on_the_locks_of_a_file_is_in_the_way_of_no_other_file() {
+fn work_on_the_locks_of_a_file_blocks_no_other_file() {
     let table = LockTable::new(usize::MAX);
     let shared = lock(LockKind::Shared, (0, 9));
     table.files.with(FILE, |_| {

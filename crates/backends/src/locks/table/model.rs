@@ -56,7 +56,7 @@ struct Model {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Told {
+enum Answer {
     Done,
     Waits,
     Error(Errno),
@@ -85,31 +85,31 @@ impl Model {
         (0..OWNERS).filter(|other| *other != ask.owner).filter(bars).collect()
     }
 
-    fn ask(&mut self, ask: &Ask, wait: bool) -> Told {
+    fn ask(&mut self, ask: &Ask, wait: bool) -> Answer {
         let mut gave_back = false;
         if ask.family == 1 && ask.kind != LockKind::Unlock {
             let had = self.held[ask.file][1][ask.owner][0];
             if had == Some(ask.kind) {
-                return Told::Done;
+                return Answer::Done;
             }
             gave_back = had.is_some();
             self.set(&Ask { kind: LockKind::Unlock, ..*ask });
         }
         let passes = !wait || gave_back || self.has_any(ask.owner);
         let queued = !passes && self.waits.iter().any(|(_, other)| other.bars(ask));
-        let told = if !queued && self.holders(ask).is_empty() {
+        let outcome = if !queued && self.holders(ask).is_empty() {
             self.set(ask);
-            Told::Done
+            Answer::Done
         } else if !wait {
-            Told::Error(Errno::EAGAIN)
+            Answer::Error(Errno::EAGAIN)
         } else if ask.family == 0 && self.closes_circle(ask) {
             self.circles += 1;
-            Told::Error(Errno::EDEADLK)
+            Answer::Error(Errno::EDEADLK)
         } else {
-            Told::Waits
+            Answer::Waits
         };
         self.settle(ask.file);
-        told
+        outcome
     }
 
     fn closes_circle(&self, ask: &Ask) -> bool {
@@ -201,17 +201,17 @@ impl Beside {
     fn ask(&mut self) {
         let ask = self.any_ask();
         let wait = self.pick(3) > 0;
-        let told = self.model.ask(&ask, wait);
+        let outcome = self.model.ask(&ask, wait);
         let asked = self.table.ask(file(ask.file), owner(ask.owner), ask.lock(), wait);
         let answer = match asked {
-            Ok(None) => Told::Done,
+            Ok(None) => Answer::Done,
             Ok(Some(number)) => {
                 self.model.waits.push((number, ask));
-                Told::Waits
+                Answer::Waits
             }
-            Err(error) => Told::Error(error.errno()),
+            Err(error) => Answer::Error(error.errno()),
         };
-        assert_eq!(answer, told, "{ask:?}");
+        assert_eq!(answer, outcome, "{ask:?}");
     }
 
     fn release_holder(&mut self) {
@@ -282,7 +282,7 @@ fn any_sequence_is_answered_as_by_a_list_of_all() {
     assert!(granted > 200 && circles > 50, "{granted} {circles}");
 }
 
-/// Whoever gets a lock on one file stands behind nobody on another one any more. Nothing was granted
+/// An owner that gets a lock on one file waits for nobody on another one any more. Nothing was granted
 /// there until something else changed: here all waited for ever, and no circle was seen.
 #[test]
 fn who_gets_a_lock_on_another_file_passes_those_it_stood_behind() {

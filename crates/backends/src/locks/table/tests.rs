@@ -61,7 +61,7 @@ async fn settle() {
 
 // proves: P53
 #[test]
-fn of_several_locks_in_the_way_the_first_in_the_file_is_told() {
+fn of_several_conflicting_locks_the_first_in_the_file_is_reported() {
     run(async |table: Arc<LockTable>| {
         let lock = async |owner, start, end| {
             let lock = posix(owner, LockKind::Exclusive, start, end);
@@ -70,12 +70,12 @@ fn of_several_locks_in_the_way_the_first_in_the_file_is_told() {
         lock(1, 50, 54).await;
         lock(2, 10, 19).await;
         lock(1, 30, 39).await;
-        let told = |start, end| {
+        let first_conflict = |start, end| {
             table.test(&cx(3), FILE, posix(3, LockKind::Shared, start, end)).map(|lock| lock.range)
         };
-        assert_eq!(told(0, u64::MAX), Some(LockRange { start: 10, end: 19 }));
-        assert_eq!(told(20, 60), Some(LockRange { start: 30, end: 39 }));
-        assert_eq!(told(20, 29), None);
+        assert_eq!(first_conflict(0, u64::MAX), Some(LockRange { start: 10, end: 19 }));
+        assert_eq!(first_conflict(20, 60), Some(LockRange { start: 30, end: 39 }));
+        assert_eq!(first_conflict(20, 29), None);
     });
 }
 
@@ -171,7 +171,7 @@ fn two_that_upgrade_are_a_cycle_for_fcntl_and_none_for_flock() {
 /// lock went to who waited for it, and its former owner waited behind: its unlock found nothing.
 // proves: P54
 #[test]
-fn whoever_changes_the_kind_of_a_flock_has_it_before_those_who_wait() {
+fn an_owner_that_changes_the_kind_of_its_flock_precedes_waiters() {
     use LockKind::{Exclusive, Shared, Unlock};
     run(async |table: Arc<LockTable>| {
         for (kind, next) in [(Exclusive, Shared), (Shared, Exclusive)] {

@@ -34,7 +34,7 @@ impl Site {
         table
     }
 
-    /// What the next life of the server would know, should this one end here.
+    /// What the server would know after a restart, should it end here.
     fn after_death(&self) -> PathTable {
         let path = self.0.path.with_file_name("copy");
         fs::copy(&self.0.path, &path).unwrap();

@@ -147,8 +147,8 @@ pub(crate) fn handle_at(dir: BorrowedFd<'_>, name: &Name) -> Sys<(KernelHandle, 
 pub(crate) fn identity_of(fd: BorrowedFd<'_>) -> Option<(i32, Vec<u8>)> {
     const AT_HANDLE_FID: i32 = 0x200;
     let (empty, flags) = (EMPTY.as_ptr(), libc::AT_EMPTY_PATH);
-    let told = name_to_handle(fd, empty, flags | AT_HANDLE_FID);
-    let (handle, _) = told.or_else(|_| name_to_handle(fd, empty, flags)).ok()?;
+    let named = name_to_handle(fd, empty, flags | AT_HANDLE_FID);
+    let (handle, _) = named.or_else(|_| name_to_handle(fd, empty, flags)).ok()?;
     Some((handle.kind, handle.bytes().to_vec()))
 }
 

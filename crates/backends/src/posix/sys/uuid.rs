@@ -35,7 +35,7 @@ fn in_general(dir: BorrowedFd<'_>) -> Option<Uuid> {
 
 fn in_its_own_way(dir: BorrowedFd<'_>, magic: i64) -> Option<Uuid> {
     match magic {
-        // It wants to be told how long one is.
+        // The kernel wants the length of the buffer.
         EXT => uuid_at(&ask(dir, EXT4_IOC_GETFSUUID, UUID_BYTES as u32)?, 8),
         XFS => uuid_at(&ask(dir, XFS_IOC_FSGEOMETRY_V1, 0)?, 64),
         BTRFS => uuid_at(&ask(dir, BTRFS_IOC_FS_INFO, 0)?, 16),

@@ -28,7 +28,7 @@ pub const WAITING: u8 = b'w';
 pub const WAKE: u8 = b'k';
 /// A word of a daemon that serves: the entries of its ring should come together, so that their
 /// memory can be given back.
-pub const GATHER: u8 = b'g';
+pub const RECLAIM: u8 = b'g';
 /// Words of a daemon that serves.
 const READY: u8 = b'r';
 const READY_WITHOUT_RESEND: u8 = b'o';
@@ -138,7 +138,7 @@ impl Daemon {
                 READY_WITHOUT_RESEND => self.stage = Stage::ServingWithoutResend,
                 READY_ON_RING => self.stage = Stage::ServingRing,
                 WAKE => self.wants_push = true,
-                GATHER => self.wants_reclaim = true,
+                RECLAIM => self.wants_reclaim = true,
                 _ => {}
             }
         }
@@ -147,11 +147,11 @@ impl Daemon {
 
     /// Asks it to leave the mount to a successor.
     pub fn stop(&mut self) {
-        let told = self.control.as_mut().map(|control| control.write_all(&[STOP]));
+        let stop_sent = self.control.as_mut().map(|control| control.write_all(&[STOP]));
         if self.stopping.is_none() {
             self.stopping = Some(Instant::now());
         }
-        if !matches!(told, Some(Ok(()))) {
+        if !matches!(stop_sent, Some(Ok(()))) {
             self.kill();
         }
     }
@@ -265,13 +265,13 @@ impl HelperCommand {
 mod tests {
     use super::*;
 
-    /// A supervisor lives on over upgrades of its daemon, and over upgrades back.
+    /// A supervisor outlives upgrades of its daemon, and upgrades back.
     // proves: P137
     #[test]
     fn processes_of_two_versions_understand_each_other() {
         let ready = [(true, true), (false, true), (false, false)]
             .map(|(ring, resend)| ready_word(ring, resend));
-        let words = [STOP, WAITING, WAKE, GATHER];
+        let words = [STOP, WAITING, WAKE, RECLAIM];
         assert_eq!((ready, words, HANDED_OVER), (*b"uro", *b"swkg", 75));
     }
 }

@@ -26,9 +26,9 @@ pub struct ControlLocation {
 }
 
 /// The supervisors of this machine, as far as they can be seen from here.
-pub struct Supervisors(Vec<Seen>);
+pub struct Supervisors(Vec<SupervisorProcess>);
 
-struct Seen {
+struct SupervisorProcess {
     pid: u32,
     /// Whose process it is.
     user: u32,
@@ -54,7 +54,7 @@ impl Supervisors {
         let mut places = vec![mount.at.clone()];
         places.extend(mount_table::places_of(mount.connection).into_iter().map(|place| place.at));
         let usual = paths::run_dirs(mount.user);
-        let told = self.of(mount, &places).into_iter().flat_map(|seen| {
+        let reported = self.of(mount, &places).into_iter().flat_map(|seen| {
             let dirs = seen.dir.clone().map_or_else(|| usual.clone(), |dir| vec![dir]);
             dirs.into_iter().map(move |dir| (dir, seen.at.clone()))
         });
@@ -62,7 +62,7 @@ impl Supervisors {
         let guessed =
             places.iter().flat_map(|at| usual.iter().map(move |dir| (dir.clone(), at.clone())));
         let mut all: Vec<(PathBuf, PathBuf)> = Vec::new();
-        for one in told.chain(guessed) {
+        for one in reported.chain(guessed) {
             if !all.contains(&one) {
                 all.push(one);
             }
@@ -96,10 +96,12 @@ impl Supervisors {
     /// the former may live on. So who says that it mounted at another place is asked only where
     /// nobody says that it mounted here: then the mount was moved, and the supervisor that was started last has
     /// the number now.
-    fn of(&self, mount: &MountEntry, places: &[PathBuf]) -> Vec<&Seen> {
+    fn of(&self, mount: &MountEntry, places: &[PathBuf]) -> Vec<&SupervisorProcess> {
         // Whatever processes of other users say of this mount is not believed.
-        let ours = |seen: &&Seen| seen.user == mount.user && seen.connection == mount.connection;
-        let (here, elsewhere): (Vec<&Seen>, Vec<&Seen>) =
+        let ours = |seen: &&SupervisorProcess| {
+            seen.user == mount.user && seen.connection == mount.connection
+        };
+        let (here, elsewhere): (Vec<&SupervisorProcess>, Vec<&SupervisorProcess>) =
             self.0.iter().filter(ours).partition(|seen| places.contains(&seen.at));
         match here.is_empty() {
             true => elsewhere.into_iter().max_by_key(|seen| seen.began).into_iter().collect(),
@@ -109,7 +111,7 @@ impl Supervisors {
 }
 
 /// What the process at `dir` of /proc says, if it is a supervisor.
-fn seen(dir: &Path) -> Option<Seen> {
+fn seen(dir: &Path) -> Option<SupervisorProcess> {
     let pid = dir.file_name()?.to_str()?.parse().ok()?; // not all are processes
     let line = fs::read(dir.join("cmdline")).ok()?;
     let user = fs::metadata(dir).ok()?.uid();
@@ -117,7 +119,7 @@ fn seen(dir: &Path) -> Option<Seen> {
     let began = began(&fs::read(dir.join("stat")).ok()?)?;
     let (connection, at) = (args.connection, args.mount.mountpoint);
     let (dir, options) = (args.run_dir, args.mount.options);
-    Some(Seen { pid, user, began, connection, dir, at, options })
+    Some(SupervisorProcess { pid, user, began, connection, dir, at, options })
 }
 
 /// When a process was started, from its stat (proc(5), field 22). Its name in parentheses may hold
@@ -160,9 +162,9 @@ mod tests {
         }
     }
 
-    fn said(user: u32, at: &str) -> Seen {
+    fn said(user: u32, at: &str) -> SupervisorProcess {
         let dir = Some(Path::new("/there").join(at.trim_start_matches('/')));
-        Seen {
+        SupervisorProcess {
             pid: 1,
             user,
             began: 0,
@@ -173,7 +175,7 @@ mod tests {
         }
     }
 
-    fn found(all: Vec<Seen>) -> Vec<PathBuf> {
+    fn found(all: Vec<SupervisorProcess>) -> Vec<PathBuf> {
         let mount = MountEntry {
             at: "/m".into(),
             source: "s".into(),
@@ -212,7 +214,7 @@ mod tests {
     /// The same of a mount that was moved away from where it was mounted.
     #[test]
     fn of_supervisors_that_say_the_same_number_the_last_one_has_it() {
-        let begun = |began, at| Seen { began, ..said(7, at) };
+        let begun = |began, at| SupervisorProcess { began, ..said(7, at) };
         let seen = vec![begun(5, "/before"), begun(9, "/now"), begun(7, "/between")];
         assert_eq!(found(seen), [Path::new("/there/now")]);
         assert!(began(&fs::read("/proc/self/stat").unwrap()).is_some_and(|ticks| ticks > 0));

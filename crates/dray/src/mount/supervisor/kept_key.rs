@@ -100,7 +100,7 @@ pub fn key_of(
     };
     let Some(key) = kept.and_then(KeptKey::key) else { return Err(failure) };
     log::warn!(
-        "{at}: {}; going on with the key that was read last: have the file there again",
+        "{at}: {}; the mount uses the key that was read last; put the file there again",
         failure.message
     );
     Ok(Some(key))
@@ -158,7 +158,7 @@ mod tests {
         assert!(key_of("none", Some(&kept), &mount).unwrap().is_none());
     }
 
-    /// A supervisor lives on over upgrades of its daemon, and over upgrades back.
+    /// A supervisor outlives upgrades of its daemon, and upgrades back.
     #[test]
     fn versions_find_each_other_s_keys() {
         let memory = KeptKey::create(&Key::new(b"0123456789abcdef").unwrap()).unwrap();

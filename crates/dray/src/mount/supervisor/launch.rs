@@ -1,4 +1,4 @@
-//! Starts the supervisor of a fresh mount: the mounting process turns into it.
+//! Starts the supervisor of a fresh mount: the mounting process becomes it.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -30,7 +30,7 @@ pub struct Launch {
     pub connection: u32,
     /// What outlives the daemons.
     pub memory: MountMemory,
-    /// What the daemons are told.
+    /// The arguments of the daemons.
     pub words: MountSettings,
 }
 
@@ -73,7 +73,7 @@ impl MountMemory {
     }
 }
 
-/// What a mount's processes are told about it.
+/// The arguments of a mount's processes.
 pub struct MountSettings {
     /// What is mounted.
     pub target: Target,
@@ -178,7 +178,7 @@ mod tests {
         };
         let mut line: Vec<OsString> = vec!["dray".into(), "mount-daemon".into()];
         line.extend(served.words());
-        // As other versions write and read it: a supervisor lives on over upgrades.
+        // As other versions write and read it: a supervisor outlives upgrades.
         let words = ["--clones", "3", "dray+unix:///a b?export=x", "/mnt/a b", "-oro,timeout=3"];
         let options = ["-oauth=psk:/a\\,b", "--foreground"];
         assert_eq!(line[2..], [&words[..], &options].concat());

@@ -34,7 +34,7 @@ use program::Programs;
 use restarts::{Death, RestartDecision, Restarts};
 use signals::Signals;
 
-pub use child::{CONNECTION, GATHER, HANDED_OVER, STOP, TRIED, WAITING, WAKE, ready_word};
+pub use child::{CONNECTION, HANDED_OVER, RECLAIM, STOP, TRIED, WAITING, WAKE, ready_word};
 pub use control_location::Supervisors;
 pub use kept_key::{KeptKey, key_of};
 pub use launch::{Launch, MountMemory, MountSettings, OWN_PROGRAM};
@@ -227,7 +227,7 @@ impl Supervisor {
         let mut fds = [
             poll(self.signals.as_fd().as_raw_fd(), libc::POLLIN),
             poll(control.map_or(-1, |fd| fd.as_raw_fd()), libc::POLLIN),
-            poll(device, 0), // errors are told always
+            poll(device, 0), // errors are always reported
         ];
         let milliseconds = i32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
         // SAFETY: the kernel reads and writes the array, which outlives the call.
@@ -370,14 +370,17 @@ impl Supervisor {
         self.after(death, code)
     }
 
-    /// What follows a death; `code` is what the first daemon's is told as.
+    /// What follows a death; `code` is reported as the first daemon's.
     fn after(&mut self, death: Death, code: u8) -> Option<End> {
         if self.served.is_none() {
             return Some(End::NeverServed(code));
         }
         let tried = self.programs.is_tried();
         if self.programs.died(death) {
-            log::error!("{} failed: going on with the former program", self.args.program.display());
+            log::error!(
+                "{} failed: the mount keeps the former program",
+                self.args.program.display()
+            );
         }
         // Somebody asked for it, each time, and nothing is wrong with what goes on.
         if tried {
@@ -446,7 +449,7 @@ impl Supervisor {
         fds[0].revents & libc::POLLERR != 0
     }
 
-    /// Whether our connection has ended and left its number to what is at `place`: whoever mounts
+    /// Whether our connection has ended and left its number to what is at `place`: a process that mounts
     /// right after an unmounting gets the same number, as a rule. What else is there has been
     /// aborted.
     fn number_is_another_s(&self, place: &MountEntry) -> bool {
@@ -455,7 +458,7 @@ impl Supervisor {
 
     /// Aborts the mount and takes it out of the tree.
     fn end_mount(&self) {
-        // As long as it lives its number is nobody else's, and nobody has to be asked.
+        // As long as it exists its number is nobody else's, and nobody has to be asked.
         let ours = self.place().filter(|_| !self.connection_ended());
         self.abort();
         match ours {

@@ -63,8 +63,8 @@ impl MountDescriptors {
         for (clone, number) in self.clones.into_iter().zip(CLONES..) {
             places.push((move_aside(clone)?, number));
         }
-        // SAFETY: no memory is passed. Older kernels do not know the call: there whoever
-        // started us may have left something open, which costs no more than that.
+        // SAFETY: no memory is passed. Older kernels do not know the call: there the process
+        // that started us may have left something open, which costs no more than that.
         unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
         for (fd, number) in places {
             // SAFETY: no memory is passed, and nothing of ours is at that number.
@@ -157,7 +157,7 @@ fn move_aside(fd: OwnedFd) -> io::Result<OwnedFd> {
 mod tests {
     use super::*;
 
-    /// A supervisor lives on over upgrades of its daemon, and over upgrades back.
+    /// A supervisor outlives upgrades of its daemon, and upgrades back.
     // proves: P137
     #[test]
     fn programs_of_two_versions_find_what_is_handed_over() {

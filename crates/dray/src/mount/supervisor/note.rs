@@ -1,5 +1,5 @@
 //! The note by which `dray upgrade` finds a supervisor. It is a file named after the mount point. The
-//! supervisor locks it while it lives, and writes into it which daemon serves.
+//! supervisor locks it while it runs, and writes into it which daemon serves.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};

@@ -93,7 +93,7 @@ impl Restarts {
         }
         self.unready += 1; // none has been ready since: that sets it to zero
         if self.unready > UNREADY_MAX {
-            return RestartDecision::GiveUp("no daemon came to serve, again and again");
+            return RestartDecision::GiveUp("every new daemon ended before it served requests");
         }
         let doublings = self.unready.checked_sub(2);
         let wait = doublings.map_or(Duration::ZERO, |n| BACKOFF_FIRST * 2u32.pow(n.min(10)));

@@ -7,7 +7,7 @@ use dray_core::BufMut;
 use dray_rt::{Interest, Source};
 
 use super::socket::read2;
-use crate::sockets::pages::Arriving;
+use crate::sockets::pages::IncomingPages;
 
 /// Data from this size on are worth a pipe.
 const PAGES_FROM_BYTES: usize = 256 << 10;
@@ -15,7 +15,7 @@ const PAGES_FROM_BYTES: usize = 256 << 10;
 pub(super) struct Landing {
     memory: BufMut,
     /// As long as they stay in pages; the memory is empty then.
-    pages: Option<Arriving>,
+    pages: Option<IncomingPages>,
     /// The pages were too small to stay.
     pub(super) in_small_pieces: bool,
     /// Nobody waits for them: the memory is our own.
@@ -28,20 +28,21 @@ pub(super) struct Read {
     pub(super) bytes: usize,
     /// As many of them as are behind the data, in the scratch memory.
     pub(super) behind: usize,
-    /// Nothing more is there, until it is told.
+    /// Nothing more is there, until the socket is reported as ready.
     pub(super) drained: bool,
 }
 
 impl Landing {
     /// Nothing yet of `data_bytes` bytes; `memory` is empty. `stays`: they may stay in pages.
     pub(super) fn new(memory: BufMut, data_bytes: usize, stays: bool) -> Landing {
-        let pages = if stays && data_bytes >= PAGES_FROM_BYTES { Arriving::new() } else { None };
+        let pages =
+            if stays && data_bytes >= PAGES_FROM_BYTES { IncomingPages::new() } else { None };
         Landing { memory, pages, in_small_pieces: false, nowhere: false }
     }
 
     /// Bytes here.
     pub(super) fn len(&self) -> usize {
-        self.pages.as_ref().map_or(self.memory.len(), Arriving::len)
+        self.pages.as_ref().map_or(self.memory.len(), IncomingPages::len)
     }
 
     /// Adds what has been read already, before anything else.

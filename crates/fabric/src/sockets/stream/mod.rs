@@ -1,8 +1,8 @@
 //! Connections over a byte stream: TCP and Unix sockets.
 //!
 //! One task, the runner, reads and flushes; anybody may send. What is sent on the runner's
-//! thread goes out at the end of its executor's turn, together with whatever else was sent
-//! in that turn: one system call and one wake-up of the other end for all of it. What other
+//! thread goes out at the end of its event loop's tick, together with whatever else was sent
+//! in that tick: one system call and one wake-up of the other end for all of it. What other
 //! threads send, and what is large, goes out at once.
 
 mod landing;
@@ -60,7 +60,7 @@ impl StreamConnection {
         self.out.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What waits for the other end counts as queued, not what waits for the turn's end.
+    /// What waits for the other end counts as queued, not what waits for the tick's end.
     fn note_backlog(&self, out: &Out) {
         let backlog = if out.full { out.queue.len() - out.notices } else { 0 };
         self.queued.store(backlog, Ordering::Relaxed);
@@ -172,7 +172,7 @@ impl Connection for StreamConnection {
             }
             match ended {
                 Poll::Ready(Some(error)) => {
-                    self.close(); // senders have their memory back, whoever holds us
+                    self.close(); // senders get their memory back, even if others hold the connection
                     Poll::Ready(error)
                 }
                 _ => Poll::Pending,

@@ -11,9 +11,9 @@ use super::socket::{send_parts, slice};
 use crate::NOTICES_MAX;
 use crate::sockets::frame::Prefix;
 
-/// Frames that wait for the end of a turn; with one more all go.
+/// Frames that wait for the end of a tick; with one more all go.
 const BATCH_FRAMES: usize = 32;
-/// Bytes that wait for the end of a turn; with one more all go.
+/// Bytes that wait for the end of a tick; with one more all go.
 pub(super) const BATCH_BYTES: usize = 48 << 10;
 /// Memory of heads kept for the next ones: pieces, and bytes of each.
 const SPARE_HEADS: usize = 16;
@@ -33,7 +33,7 @@ pub(super) struct Out {
     pub(super) full: bool,
     /// The runner is at work, and flushes before it rests.
     pub(super) running: bool,
-    /// The task in `run`, to be told that something waits for the socket.
+    /// The task in `run`, to be woken when something waits for the socket.
     pub(super) runner: Option<Waker>,
     /// Memory of heads that have gone.
     spare: Vec<Vec<u8>>,
@@ -99,7 +99,7 @@ impl Out {
         }
     }
 
-    /// Whether what is queued may wait for the end of a turn.
+    /// Whether what is queued may wait for the end of a tick.
     pub(super) fn may_wait(&self) -> bool {
         self.queue.len() <= BATCH_FRAMES && self.queued_bytes <= BATCH_BYTES
     }

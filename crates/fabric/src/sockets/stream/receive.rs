@@ -26,8 +26,8 @@ const PATIENT_FROM_BYTES: usize = 128 << 10;
 const PATIENT_FOR_BYTES: usize = 256 << 10;
 /// Frames that are copied before it is tried again whether data come in large pieces.
 const SMALL_PIECES_FOR: u64 = 1000;
-/// System calls made before other tasks get their turn.
-const READS_PER_TURN: usize = 64;
+/// System calls made before other tasks run.
+const READS_PER_ROUND: usize = 64;
 
 /// Takes frames off the stream.
 #[derive(Default)]
@@ -35,7 +35,7 @@ pub(super) struct Receiver {
     /// The beginning of a frame that has not arrived whole. Empty while idle, so that
     /// an idle connection costs no buffer.
     rest: Vec<u8>,
-    /// Whole frames may be in there, for the next turn.
+    /// Whole frames may be in there, for the next tick.
     paused: bool,
     state: State,
     bulk: bool,
@@ -95,7 +95,7 @@ impl Receiver {
         scratch: &mut [u8],
     ) -> Poll<io::Result<std::convert::Infallible>> {
         let until = now() + TICK_MAX;
-        for _ in 0..READS_PER_TURN {
+        for _ in 0..READS_PER_ROUND {
             if self.poll_placed(cx, sink, until)?.is_pending() {
                 return Poll::Pending;
             }
@@ -145,7 +145,7 @@ impl Receiver {
                 break;
             }
         }
-        cx.waker().wake_by_ref(); // more may be there: after the others' turn
+        cx.waker().wake_by_ref(); // more may be there: after other tasks have run
         Poll::Pending
     }
 

@@ -15,33 +15,33 @@ pub(super) const KEPT_MAX: usize = 8;
 #[derive(Default)]
 pub(super) struct ForgottenNodes {
     /// When each came in.
-    turns: IdMap<u64, u64>,
+    positions: IdMap<u64, u64>,
     /// In that order; and some that have been taken since, or came in again.
     order: VecDeque<(u64, u64)>,
-    last_turn: u64,
+    last_position: u64,
 }
 
 impl ForgottenNodes {
     pub(super) fn add(&mut self, slot: u64) {
-        self.last_turn += 1;
-        self.turns.insert(slot, self.last_turn);
-        self.order.push_back((self.last_turn, slot));
-        if self.order.len() > 2 * self.turns.len() + 64 {
-            let turns = &self.turns;
-            self.order.retain(|(turn, slot)| turns.get(slot) == Some(turn));
+        self.last_position += 1;
+        self.positions.insert(slot, self.last_position);
+        self.order.push_back((self.last_position, slot));
+        if self.order.len() > 2 * self.positions.len() + 64 {
+            let positions = &self.positions;
+            self.order.retain(|(position, slot)| positions.get(slot) == Some(position));
         }
     }
 
     /// The kernel knows it again.
     pub(super) fn take(&mut self, slot: u64) {
-        self.turns.remove(&slot);
+        self.positions.remove(&slot);
     }
 
     /// Takes the one that has been here longest.
     pub(super) fn oldest(&mut self) -> Option<u64> {
-        while let Some((turn, slot)) = self.order.pop_front() {
-            if self.turns.get(&slot) == Some(&turn) {
-                self.turns.remove(&slot);
+        while let Some((position, slot)) = self.order.pop_front() {
+            if self.positions.get(&slot) == Some(&position) {
+                self.positions.remove(&slot);
                 return Some(slot);
             }
         }
@@ -50,15 +50,15 @@ impl ForgottenNodes {
 
     /// Whether there are more than there should be.
     pub(super) fn is_full(&self) -> bool {
-        self.turns.len() > KEPT_MAX
+        self.positions.len() > KEPT_MAX
     }
 
     pub(super) fn len(&self) -> usize {
-        self.turns.len()
+        self.positions.len()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = u64> {
-        self.turns.keys().copied()
+        self.positions.keys().copied()
     }
 }
 

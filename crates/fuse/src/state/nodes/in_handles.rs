@@ -20,28 +20,28 @@ impl Nodes {
     /// that is not known any more.
     pub(crate) fn in_handle(&self, node: u64) -> Result<InHandle> {
         let index = self.lock();
-        let slot = self.slot_in(node).filter(|slot| self.is_told_of(&index, *slot));
+        let slot = self.slot_in(node).filter(|slot| self.is_known_to_kernel(&index, *slot));
         let slot =
             slot.ok_or_else(|| Error::new(Errno::ESTALE).because("a handle that is over"))?;
         Ok(InHandle { id: self.id_at(slot), generation: self.get(slot, REUSE) >> 32 })
     }
 
-    /// The kernel is about to be told of `node` by what [`Nodes::in_handle`] has said of it. `ESTALE`
+    /// The kernel is about to get `node`, as [`Nodes::in_handle`] has described it. `ESTALE`
     /// if that is not so any more.
     pub(crate) fn remember_handle(&self, node: u64, known: InHandle) -> Result<NodeRef> {
         let mut index = self.lock();
         let slot = self.slot_in(node).filter(|slot| {
             let now = (self.id_at(*slot), self.get(*slot, REUSE) >> 32);
-            now == (known.id, known.generation) && self.is_told_of(&index, *slot)
+            now == (known.id, known.generation) && self.is_known_to_kernel(&index, *slot)
         });
         let slot =
             slot.ok_or_else(|| Error::new(Errno::ESTALE).because("a handle that is over"))?;
-        self.told_once_more(&mut index, slot);
+        self.count_lookup(&mut index, slot);
         Ok(self.reference(slot))
     }
 
     /// Whether it is for everybody, and known to the kernel, or kept as the one node of its file.
-    fn is_told_of(&self, index: &Index, slot: u64) -> bool {
+    fn is_known_to_kernel(&self, index: &Index, slot: u64) -> bool {
         let flags = self.get(slot, REUSE);
         let kept = flags & FLAG_KEPT != 0 && index.slots.get(&self.id_at(slot)) == Some(&slot);
         flags & FLAG_APART == 0 && (self.get(slot, LOOKUPS) != 0 || kept)

@@ -37,15 +37,15 @@ pub(super) async fn appends_of_two_open_files_do_not_mix(place: &TestDirectory) 
     let one = place.client(0).open(&user(0), entry.id, how).await.unwrap();
     let other = place.client(1).open(&user(0), entry.id, how).await.unwrap();
     let append = Write { append: true, ..Write::default() };
-    for turn in 0..20u8 {
-        let file = if turn % 2 == 0 { &one } else { &other };
-        let count = file.write(&user(0), append, Buf::from(vec![turn; 100])).await.unwrap();
+    for round in 0..20u8 {
+        let file = if round % 2 == 0 { &one } else { &other };
+        let count = file.write(&user(0), append, Buf::from(vec![round; 100])).await.unwrap();
         assert_eq!(count, 100);
     }
     let all = read(&first, 0, 5000).await;
     assert_eq!(all.len(), 2000);
-    for (turn, record) in all.chunks(100).enumerate() {
-        assert!(record.iter().all(|&byte| usize::from(byte) == turn), "record {turn}");
+    for (round, record) in all.chunks(100).enumerate() {
+        assert!(record.iter().all(|&byte| usize::from(byte) == round), "record {round}");
     }
     for file in [first, one, other] {
         close(file).await;
@@ -101,7 +101,7 @@ pub(super) async fn rights_are_those_of_the_open(place: &TestDirectory) {
 }
 
 // proves: P23
-pub(super) async fn holes_and_data_are_told_apart(place: &TestDirectory) {
+pub(super) async fn holes_and_data_are_distinguished(place: &TestDirectory) {
     let (_, file) = place.file("sparse").await;
     write(&file, 1 << 20, &[1; 65_536]).await;
     let cx = user(0);

@@ -64,7 +64,7 @@ pub(super) async fn a_listing_survives_changes(place: &TestDirectory) {
     let dir = place.fs().open(&user(0), place.dir, OpenHow::DIRECTORY).await.unwrap();
     let mut seen = BTreeMap::new();
     let mut cookie = 0;
-    for turn in 0..PAGES_MAX {
+    for round in 0..PAGES_MAX {
         let page = dir.readdir(&user(0), cookie, 1000, false).await.unwrap();
         for (name, entry) in page.iter() {
             *seen.entry(name.to_vec()).or_insert(0) += 1;
@@ -78,7 +78,7 @@ pub(super) async fn a_listing_survives_changes(place: &TestDirectory) {
             let gone = std::str::from_utf8(gone).unwrap();
             place.remove(gone, RemoveKind::File).await.unwrap();
         }
-        let (_, file) = place.file(&format!("new-{turn}")).await;
+        let (_, file) = place.file(&format!("new-{round}")).await;
         close(file).await;
     }
     for name in &want {

@@ -65,7 +65,7 @@ pub async fn suite(clients: &[Arc<dyn FileSystem>], offers: OptionalFeatures) {
         data::appends_of_two_open_files_do_not_mix,
         data::a_deleted_file_lives_while_it_is_open,
         data::rights_are_those_of_the_open,
-        data::holes_and_data_are_told_apart,
+        data::holes_and_data_are_distinguished,
         data::space_is_given_and_punched,
         data::ranges_are_copied,
         data::sync_and_flush_succeed,

@@ -18,9 +18,9 @@ const OPENINGS: u64 = 40;
 const NAME: &str = "name";
 const CONTENT: &[u8] = b"content";
 
-/// What the clients have been told.
+/// What the clients can know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Told {
+struct NameState {
     /// What has the name; none while it is being given to another, or nobody knows.
     file: Option<FileId>,
     /// Changes so far.
@@ -37,15 +37,15 @@ struct Cuts {
 
 #[derive(Default)]
 pub(super) struct CachedNames {
-    told: Mutex<Told>,
+    state: Mutex<NameState>,
     /// Every file that had the name.
     files: Mutex<HashMap<FileId, Cuts>>,
 }
 
 impl CachedNames {
-    fn tell(&self, file: Option<FileId>) {
-        let mut told = lock(&self.told);
-        *told = Told { file, changes: told.changes + 1 };
+    fn record(&self, file: Option<FileId>) {
+        let mut state = lock(&self.state);
+        *state = NameState { file, changes: state.changes + 1 };
     }
 
     async fn rename(&self, client: &SimClient, from: &str, to: &str) -> Outcome<()> {
@@ -68,12 +68,12 @@ impl CachedNames {
             let new = format!("file{number}");
             let file = self.make(client, &new).await?;
             lock(&self.files).insert(file, Cuts::default());
-            self.tell(None);
+            self.record(None);
             if number > 1 {
                 self.rename(client, NAME, &format!("kept{}", number - 1)).await?;
             }
             self.rename(client, &new, NAME).await?;
-            self.tell(Some(file));
+            self.record(Some(file));
             think().await;
             think().await;
         }
@@ -85,12 +85,12 @@ impl CachedNames {
         let failed = |what| Err(format!("client {} {what}", client.number));
         let cut = pick(3) == 0;
         let flags = if cut { libc::O_RDWR | libc::O_TRUNC } else { libc::O_RDONLY };
-        let before = *lock(&self.told);
+        let before = *lock(&self.state);
         self.note(file, |cuts| cuts.unknown += u32::from(cut));
         let (cx, named) = (client.cx(), name(NAME));
         let place = (client.root(), &*named);
         let opened = client.fs.open_named(&cx, place, file, OpenHow::new(flags)).await;
-        let named_then = before.file.filter(|_| *lock(&self.told) == before);
+        let named_then = before.file.filter(|_| *lock(&self.state) == before);
         let open = match opened {
             Ok(open) if named_then.is_none_or(|named| named == file) => Some(open),
             Ok(_) => return failed("opened what had lost the name"),
@@ -155,7 +155,7 @@ impl Workload for CachedNames {
 
     fn crashed(&self, number: usize) {
         if number == 0 {
-            self.tell(None); // nobody knows
+            self.record(None); // nobody knows
         }
     }
 

@@ -31,7 +31,7 @@ struct State {
     /// Who has a shared lock.
     readers: BTreeSet<usize>,
     acknowledged: u64,
-    /// Counts of clients that crashed before they were told.
+    /// Counts of clients that crashed before they got an answer.
     uncertain: u64,
     /// Clients between the write of a count and its answer.
     writing: Vec<usize>,

@@ -82,7 +82,7 @@ pub enum WorkloadKind {
     Copies,
     /// A right that one client gives and takes, and openings by the others.
     Rights,
-    /// Changes of files that others have open, and what these are told of them.
+    /// Changes of files that others have open, and the notifications that these get.
     Told,
     /// Appends, writes, cuts and reads of one file by clients that wait for a while only.
     Limited,

@@ -25,7 +25,7 @@ pub(super) struct Names {
 
 #[derive(Default)]
 struct State {
-    /// Who has taken a token or made a name, as far as anybody was told.
+    /// Who has taken a token or made a name, as far as anybody got an answer.
     owners: BTreeMap<String, usize>,
     crashed: bool,
 }
@@ -71,7 +71,7 @@ impl Names {
         lock(&self.state).owners.get(what).copied()
     }
 
-    /// Somebody was told that it is theirs.
+    /// A client got the answer that it has the name or token.
     fn taken(&self, what: &str, client: &SimClient) -> Outcome<()> {
         match lock(&self.state).owners.insert(what.to_owned(), client.number) {
             None => Ok(()),
@@ -79,7 +79,7 @@ impl Names {
         }
     }
 
-    /// It is about to be given back: somebody else may have it before we are told.
+    /// It is about to be given back: somebody else may have it before we get the answer.
     fn given(&self, what: &str) {
         lock(&self.state).owners.remove(what);
     }
@@ -173,7 +173,7 @@ async fn give_back(client: &SimClient, what: Claim, text: &str) -> Result<(), Er
     client.fs.remove(&cx, root, &named, kind).await
 }
 
-/// Who has made what is there: none if nothing is, `Err` if that cannot be told from it.
+/// Who has made what is there: none if nothing is, `Err` if its content does not say so.
 async fn maker(client: &SimClient, what: Claim, text: &str) -> Option<Result<Vec<u8>, ()>> {
     let cx = client.cx();
     if let Claim::Attribute = what {

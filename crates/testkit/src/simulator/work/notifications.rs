@@ -1,5 +1,5 @@
 //! What a server tells its clients and asks them of its own accord. Several clients have files
-//! open and change them: in calm each that has one open, and caches, is told soon after another
+//! open and change them: in calm each that has one open, and caches, is notified soon after another
 //! has changed it, and nobody else is. And the server is looked at, and asks clients for the jobs
 //! of their callers: one that does not answer holds up nobody.
 
@@ -25,9 +25,9 @@ const FILES: usize = 3;
 const STEPS: u64 = 12;
 /// Rounds in calm, after all is healed and after each disruption.
 const ROUNDS: u64 = 6;
-/// Longest that it takes in calm until a change is told: ten times as long as changes are
-/// gathered.
-const TOLD_WITHIN: Duration = Duration::from_millis(100);
+/// Longest that it takes in calm until a client is notified of a change: ten times as long as
+/// changes are coalesced.
+const NOTIFY_MAX: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
 pub(super) struct Notifications(Arc<Mutex<State>>);
@@ -37,8 +37,8 @@ struct State {
     ids: Vec<FileId>,
     /// By client: which files it has open.
     open: BTreeMap<usize, Vec<(usize, SimFile)>>,
-    /// By client and file: how often it was told since that was last looked at.
-    told: BTreeMap<(usize, FileId), u64>,
+    /// By client and file: how often it was notified since that was last looked at.
+    notified: BTreeMap<(usize, FileId), u64>,
     /// By client and file: changes that were asked for since then.
     asked: BTreeMap<(usize, FileId), u64>,
     /// Files that each client has asked to have open at some time.
@@ -74,22 +74,24 @@ impl Notifications {
         lock(&self.0).ids[file]
     }
 
-    /// Notes what the client is told, and answers what it is asked, or not.
+    /// Notes notifications of the client, and answers what it is asked, or not.
     fn listen(&self, client: &SimClient) {
         let (state, number) = (self.0.clone(), client.number);
         let host = format!("client{number}");
         client.fs.hear_changes_by(Box::new(move |files| {
             let mut state = lock(&state);
-            files.into_iter().for_each(|file| *state.told.entry((number, file)).or_default() += 1);
+            files
+                .into_iter()
+                .for_each(|file| *state.notified.entry((number, file)).or_default() += 1);
         }));
-        client.fs.find_jobs_by(Box::new(move |callers, tell| {
+        client.fs.find_jobs_by(Box::new(move |callers, answer| {
             let jobs = callers.into_iter().map(|caller| (caller, job_on(&host))).collect();
             match pick(3) {
-                0 => drop(tell), // it never answers
-                1 => tell(jobs),
+                0 => drop(answer), // it never answers
+                1 => answer(jobs),
                 _ => dray_rt::spawn(async move {
                     sleep(Duration::from_millis(pick(1500))).await;
-                    tell(jobs);
+                    answer(jobs);
                 }),
             }
         }));
@@ -128,14 +130,14 @@ impl Notifications {
         changed.map_err(client.failed(&format!("change {} the way {way}", called(file))))
     }
 
-    /// Everybody may have been told of what was changed while he had it open, no more.
+    /// Each client may have been notified of changes of files that it had open, no more.
     fn nothing_for_nothing(&self, again: u64) -> Outcome<()> {
         let state = lock(&self.0);
-        for ((client, file), &told) in &state.told {
+        for ((client, file), &notified) in &state.notified {
             let most = state.asked_by_others(*client, *file) + again;
-            if !state.ever.contains(&(*client, *file)) || told > most {
+            if !state.ever.contains(&(*client, *file)) || notified > most {
                 return Err(format!(
-                    "client {client} was told {told} times of {file}, which others changed at \
+                    "client {client} was notified {notified} times of {file}, which others changed at \
                      most {most} times"
                 ));
             }
@@ -145,11 +147,11 @@ impl Notifications {
 
     fn forget(&self) {
         let mut state = lock(&self.0);
-        state.told.clear();
+        state.notified.clear();
         state.asked.clear();
     }
 
-    /// One to three changes; then whoever must have been told was, and nobody else.
+    /// One to three changes; then each client that must have been notified was, and no other one.
     async fn round(&self, clients: &[SimClient]) -> Outcome<()> {
         self.forget();
         let (mut wanted, mut changers) = (BTreeSet::new(), BTreeSet::new());
@@ -162,23 +164,23 @@ impl Notifications {
                 think().await;
             }
         }
-        sleep(TOLD_WITHIN).await;
-        let told: BTreeSet<_> = lock(&self.0).told.keys().copied().collect();
-        if let Some((client, file)) = wanted.difference(&told).next() {
+        sleep(NOTIFY_MAX).await;
+        let notified: BTreeSet<_> = lock(&self.0).notified.keys().copied().collect();
+        if let Some((client, file)) = wanted.difference(&notified).next() {
             return Err(format!(
                 "client {client} was not notified that another client changed {file}"
             ));
         }
         // Who has opened it to change it may have it open still when the next one does.
         let may = &wanted | &changers;
-        if let Some((client, file)) = told.difference(&may).next() {
+        if let Some((client, file)) = notified.difference(&may).next() {
             return Err(format!("client {client} was notified of {file} without a change"));
         }
         self.nothing_for_nothing(0)
     }
 
     async fn calm(&self, clients: &[SimClient]) -> Outcome<()> {
-        sleep(TOLD_WITHIN).await;
+        sleep(NOTIFY_MAX).await;
         for _ in 0..ROUNDS {
             let client = &clients[pick(clients.len() as u64) as usize];
             match pick(4) {
@@ -186,7 +188,7 @@ impl Notifications {
                 1 => _ = self.close(client).await?,
                 _ => {}
             }
-            sleep(TOLD_WITHIN).await; // a close is not waited for
+            sleep(NOTIFY_MAX).await; // a close is not waited for
             self.round(clients).await?;
         }
         Ok(())
@@ -305,7 +307,7 @@ impl Workload for Notifications {
 
     fn settled<'a>(&'a self, world: &'a mut World) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
-            // A change that a death cut short is made, and told, once more.
+            // A change that a death cut short is made, and reported, once more.
             self.nothing_for_nothing(world.machine.deaths())?;
             // A connection may have been on its way when all was healed.
             self.everybody_is_back(world).await?;

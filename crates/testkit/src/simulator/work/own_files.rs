@@ -27,7 +27,7 @@ pub(super) struct OwnFiles {
 struct Known {
     file: SimFile,
     content: Vec<u8>,
-    /// Losses of which the client had been told when it was last right.
+    /// Losses that had been reported to the client when its file was last right.
     losses: u64,
 }
 
@@ -63,12 +63,12 @@ impl OwnFiles {
                 known.file.allocate(&cx, what).await.map_err(client.failed("punch"))?;
                 known.content[at as usize..(at + len_bytes).min(size) as usize].fill(0);
             }
-            6 => self.told(client, known, known.file.sync(&cx, false).await).await?,
+            6 => self.check_loss(client, known, known.file.sync(&cx, false).await).await?,
             7 => {
                 let closed = known.file.close(&cx).await;
                 let reopened = client.open(client.root(), &own(client), libc::O_RDWR).await;
                 known.file = reopened?;
-                self.told(client, known, closed).await?;
+                self.check_loss(client, known, closed).await?;
             }
             8 => {
                 let text = format!("new{}-{}", client.number, pick(1 << 40));
@@ -114,7 +114,7 @@ impl OwnFiles {
     }
 
     /// After a sync or close: with an error the client knows that its file is what it is.
-    async fn told(
+    async fn check_loss(
         &self,
         client: &SimClient,
         known: &mut Known,
@@ -127,13 +127,18 @@ impl OwnFiles {
             // Before anything is waited for: more may be lost meanwhile.
             let losses = client.fs.session().status().unsynced.losses;
             self.learn(client, known).await?;
-            self.told_once(client, known, losses).await?;
+            self.check_reported_once(client, known, losses).await?;
         }
         Ok(())
     }
 
-    /// After a loss was told: another sync tells nothing, unless more was lost than `before`.
-    async fn told_once(&self, client: &SimClient, known: &Known, before: u64) -> Outcome<()> {
+    /// After a loss was reported: another sync reports nothing, unless more was lost than `before`.
+    async fn check_reported_once(
+        &self,
+        client: &SimClient,
+        known: &Known,
+        before: u64,
+    ) -> Outcome<()> {
         let losses = || client.fs.session().status().unsynced.losses;
         let again = known.file.sync(&client.cx(), false).await;
         match self.allow(again, client)? {
@@ -150,7 +155,7 @@ impl OwnFiles {
         Ok(())
     }
 
-    /// The file is as it is known, or the client is told.
+    /// The file is as it is known, or the loss is reported.
     async fn look(&self, client: &SimClient, known: &mut Known) -> Outcome<()> {
         let found = read(client, &known.file).await?;
         if found == known.content {
@@ -166,7 +171,7 @@ impl OwnFiles {
         let losses = client.fs.session().status().unsynced.losses;
         match self.allow(known.file.sync(&client.cx(), false).await, client)? {
             _ if self.kept => return Err(format!("{wrong}, and it had kept them")),
-            // It was told at once, or by an event if nobody had the file open.
+            // The loss was reported at once, or by an event if nobody had the file open.
             true => {}
             false if losses > known.losses => {}
             false => return Err(format!("{wrong}, and no client was notified")),

@@ -2,7 +2,7 @@
 //! of what they did explains everything that they saw.
 //!
 //! A put makes the file or cuts it, and then fills it. In between the file is empty, for
-//! whoever reads it; nobody may see a part of what is put.
+//! a client that reads it; nobody may see a part of what is put.
 
 use dray_core::{Buf, BufMut, Errno, Error, FileSystem, Fut, OpenHow, RemoveKind};
 
@@ -36,9 +36,9 @@ enum Found {
 }
 
 /// A name: what it holds, and which put has begun and not filled it.
-type Kept = (Found, Option<u64>);
+type NameRecord = (Found, Option<u64>);
 
-fn apply((found, begun): &Kept, deed: &Deed) -> Option<Kept> {
+fn apply((found, begun): &NameRecord, deed: &Deed) -> Option<NameRecord> {
     match deed {
         Deed::Begin(content) => Some((Found::Empty, Some(*content))),
         Deed::Fill(content) => {

@@ -15,9 +15,9 @@ use crate::step::identity;
 const TIMES: u64 = 60;
 const FILE: &str = "guarded";
 
-/// What the clients have been told.
+/// What the clients can know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Told {
+struct RightState {
     /// The right was taken, and is not being given.
     taken: bool,
     /// Changes so far.
@@ -26,13 +26,13 @@ struct Told {
 
 #[derive(Default)]
 pub(super) struct Rights {
-    told: Mutex<Told>,
+    right: Mutex<RightState>,
 }
 
 impl Rights {
-    fn tell(&self, taken: bool) {
-        let mut told = lock(&self.told);
-        *told = Told { taken, changes: told.changes + 1 };
+    fn record(&self, taken: bool) {
+        let mut right = lock(&self.right);
+        *right = RightState { taken, changes: right.changes + 1 };
     }
 
     async fn change(&self, client: &SimClient) -> Outcome<()> {
@@ -40,11 +40,11 @@ impl Rights {
         let id = found.map_err(client.failed("look up"))?.id;
         for _ in 0..TIMES {
             for mode in [0o600, 0o644] {
-                self.tell(false);
+                self.record(false);
                 let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
                 let changed = client.fs.setattr(&client.cx(), id, set).await;
                 changed.map_err(client.failed("chmod"))?;
-                self.tell(mode == 0o600);
+                self.record(mode == 0o600);
                 think().await;
             }
         }
@@ -59,10 +59,10 @@ impl Rights {
             if pick(2) == 0 {
                 think().await;
             }
-            let before = *lock(&self.told);
+            let before = *lock(&self.right);
             match client.fs.open(&user(), id, OpenHow::READ).await {
                 Ok(file) => {
-                    let after = *lock(&self.told);
+                    let after = *lock(&self.right);
                     if before.taken && before == after {
                         return Err(format!("client {} opened without right", client.number));
                     }
@@ -107,7 +107,7 @@ impl Workload for Rights {
 
     fn crashed(&self, number: usize) {
         if number == 0 {
-            self.tell(false); // nobody knows
+            self.record(false); // nobody knows
         }
     }
 

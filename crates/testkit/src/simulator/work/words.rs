@@ -133,7 +133,7 @@ impl Words {
         }
     }
 
-    /// A client that is cut off is told so in time, and goes on when it is not.
+    /// A client that is cut off gets an error in time, and goes on when it is not.
     async fn away(&self, world: &World) -> Outcome<()> {
         let client = &world.clients[0];
         let host = format!("client{}", client.number);
@@ -142,10 +142,10 @@ impl Words {
         let begin = dray_rt::now();
         let read = file.read(&client.cx(), 0, BufMut::heap(8)).await;
         let took = begin.elapsed();
-        let told = read.is_err_and(|(error, _)| error.errno() == Errno::EHOSTDOWN);
+        let reported = read.is_err_and(|(error, _)| error.errno() == Errno::EHOSTDOWN);
         world.network.partition(&host, false);
-        if !told || took > LIMIT * 2 {
-            return Err(format!("without a server a read ends after {took:?}, late: {told}"));
+        if !reported || took > LIMIT * 2 {
+            return Err(format!("without a server a read ends after {took:?}, late: {reported}"));
         }
         let begin = dray_rt::now();
         while !self.read(client, &file).await? {

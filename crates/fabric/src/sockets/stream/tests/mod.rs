@@ -1,4 +1,4 @@
-//! What is sent, when and in which order; what is received, and whose turn it is.
+//! What is sent, when and in which order; what is received, and which connection is served next.
 
 mod memory;
 
@@ -59,7 +59,7 @@ fn run(connection: &Arc<StreamConnection>) {
 }
 
 #[test]
-fn what_is_sent_in_one_turn_goes_out_together_and_in_order() {
+fn what_is_sent_in_one_tick_goes_out_together_and_in_order() {
     Executor::new(DriverKind::Epoll).unwrap().block_on(async {
         let (connection, mut theirs) = pair();
         connection.send(b"before the runner", None).unwrap();
@@ -68,7 +68,7 @@ fn what_is_sent_in_one_turn_goes_out_together_and_in_order() {
         yield_now().await;
         connection.send(b"one", None).unwrap();
         connection.send(b"two", None).unwrap();
-        assert_eq!(arrived(&mut theirs), b"", "not before the end of the turn");
+        assert_eq!(arrived(&mut theirs), b"", "not before the end of the tick");
         yield_now().await;
         assert_eq!(arrived(&mut theirs), [frame(b"one"), frame(b"two")].concat());
     });
@@ -126,10 +126,10 @@ impl Sink for Slow {
     }
 }
 
-/// Whatever had arrived of one connection was worked off before anybody else had a turn.
+/// Whatever had arrived of one connection was worked off before any other connection was served.
 // proves: P132
 #[test]
-fn one_connection_leaves_others_their_turn() {
+fn one_connection_leaves_others_their_share() {
     const FRAMES: usize = 20;
     Executor::new(DriverKind::Epoll).unwrap().block_on(async {
         let (connection, mut theirs) = pair();
@@ -150,7 +150,7 @@ fn one_connection_leaves_others_their_turn() {
     });
 }
 
-/// Who did not read what it was told had the sender keep all of it.
+/// A peer that did not read had the sender keep all that it had sent.
 // proves: P8
 #[test]
 fn notices_that_wait_are_bounded_and_do_not_count_as_queued() {

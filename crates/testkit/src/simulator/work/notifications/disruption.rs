@@ -7,7 +7,7 @@ use dray_core::FileSystem;
 use dray_fabric::sim::Weather;
 use dray_rt::{random_u64, sleep};
 
-use super::{Notifications, TOLD_WITHIN, lock, pick};
+use super::{NOTIFY_MAX, Notifications, lock, pick};
 use crate::simulator::client::SimClient;
 use crate::simulator::machine::LEASE;
 use crate::simulator::{Outcome, World, eviction};
@@ -69,7 +69,7 @@ impl Notifications {
                 Some(_) => sleep(Duration::from_millis(50)).await,
             }
         }
-        sleep(TOLD_WITHIN).await;
+        sleep(NOTIFY_MAX).await;
         Ok(())
     }
 
@@ -93,9 +93,9 @@ impl Notifications {
         self.everybody_is_back(world).await
     }
 
-    /// Who has nothing open is told nothing.
+    /// A client that has nothing open gets no notification.
     pub(super) async fn calm_without_files(&self, clients: &[SimClient]) -> Outcome<()> {
-        sleep(TOLD_WITHIN).await;
+        sleep(NOTIFY_MAX).await;
         self.round(clients).await
     }
 }

@@ -145,11 +145,11 @@ impl Many {
         let listens = begin.elapsed().as_secs_f64() * 1e3;
         self.says.put(&format!("{metric}_listens_ms"), listens, "ms");
         let answered = asked.wait();
-        self.told_of_restart(metric, &answered, lines);
+        self.report_restart(metric, &answered, lines);
         Ok(())
     }
 
-    fn told_of_restart(&self, metric: &str, answered: &GroupReport, lines_before: usize) {
+    fn report_restart(&self, metric: &str, answered: &GroupReport, lines_before: usize) {
         self.says.spread_ms(metric, &answered.whole());
         self.says.failures(metric, answered);
         let cpu = self.server.look().cpu.as_secs_f64() * 1e3;
@@ -168,7 +168,7 @@ impl Many {
         let asked = self.crowd.begin(0..half, write_and_lock);
         self.server.start_again(None)?;
         let answered = asked.wait();
-        self.told_of_restart("half", &answered, lines);
+        self.report_restart("half", &answered, lines);
         self.wait_for_clients(half)?;
         self.says.put("half_leases_ended_s", begin.elapsed().as_secs_f64(), "s");
         Ok(())
