@@ -182,7 +182,7 @@ part_clients() {
 part_opens() {
     local round arm
     mkdir "$STORE/opens"
-    serve_projection opens3 cluster 3 "$STORE/opens"
+    serve_projection opens3 cluster-stripe 3 "$STORE/opens"
     mount_target "$TARGET" opens3
     serve_here opens1 "$STORE/opens"
     mount_target "dray://$ADDRESS/data" opens1

@@ -140,13 +140,14 @@ serve() {
     die "the server does not start"
 }
 
-# define_cluster DIR: the projection `scratch` over three servers of DIR, in
+# define_cluster DIR LAYOUT [STRIPE]: the projection `scratch` over three servers of DIR, in
 # $scratch/projections.toml.
 define_cluster() {
     cluster_pids=()
     cat >"$scratch/projections.toml" <<TOML
 [projection.scratch]
-layout = "cluster"
+layout = "$2"
+${3:+stripe = \"$3\"}
 servers = ["unix://$scratch/io1.sock", "unix://$scratch/io2.sock", "unix://$scratch/io3.sock"]
 path = "$1"
 export = { squash = "none" }
@@ -168,6 +169,14 @@ serve_cluster() {
     done
     cat "$log" >&2
     die "server $1 of the projection does not start"
+}
+
+# end_cluster: ends its servers.
+end_cluster() {
+    local pid
+    for pid in "${cluster_pids[@]}"; do kill "$pid"; done
+    wait "${cluster_pids[@]}" 2>/dev/null
+    return 0
 }
 
 # mount_at NAME [OPTION,...]: mounts `test` at $scratch/NAME; its pid is in $mounter.

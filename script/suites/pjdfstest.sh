@@ -46,7 +46,11 @@ whatever_the_bare_one_passes() {
 }
 check conformance whatever_the_bare_one_passes mnt
 unmount_at mnt
-define_cluster "$scratch/store/export"
+# One layout for each transport.
+case $transport in
+    classic) define_cluster "$scratch/store/export" cluster ;;
+    *) define_cluster "$scratch/store/export" cluster-stripe 4K ;;
+esac
 for number in 1 2 3; do serve_cluster "$number"; done
 mount_cluster cluster
 check cluster whatever_the_bare_one_passes cluster

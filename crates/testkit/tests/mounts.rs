@@ -80,6 +80,38 @@ impl Rig {
         rig
     }
 
+    /// Three servers that share `served`, as a projection of this layout.
+    fn projected(binary: &OsString, served: &Path, layout: &str, mounts: (usize, &str)) -> Rig {
+        let dir = TempDir::new("mounts").expect("a temporary directory");
+        let sockets = [1, 2, 3].map(|number| dir.path().join(format!("socket{number}")));
+        let names = sockets.each_ref().map(|socket| format!("'unix://{}'", socket.display()));
+        let definition = format!(
+            "[projection.test]\n{layout}\nservers = [{}]\npath = '{}'\nexport = {{ squash = 'none' }}\n",
+            names.join(", "),
+            served.display()
+        );
+        let file = dir.path().join("projections.toml");
+        std::fs::write(&file, definition).expect("a file");
+        let servers: Vec<Killer> = sockets
+            .iter()
+            .zip(1..)
+            .map(|(socket, number)| {
+                let mut server = Command::new(binary);
+                server.arg("serve").arg("--projections").arg(&file);
+                server.arg("--listen").arg(format!("unix://{}", socket.display()));
+                server.arg("--state").arg(dir.path().join(format!("state{number}")));
+                let server = Killer::new(start(&mut server));
+                let listens = || UnixStream::connect(socket).is_ok();
+                assert!(wait_for(START_MAX, listens), "server {number} does not start");
+                server
+            })
+            .collect();
+        let mut rig = Rig::of(Box::new(servers), dir);
+        let (count, options) = mounts;
+        (0..count).for_each(|number| rig.mount(binary, &sockets[number], options, number));
+        rig
+    }
+
     fn of(server: Box<dyn Any>, dir: TempDir) -> Rig {
         let (roots, guards, daemons) = (Vec::new(), Vec::new(), Vec::new());
         Rig { roots, _guards: guards, _daemons: daemons, _server: server, _dir: dir }
@@ -300,6 +332,35 @@ fn three_mounts_of_a_tmpfs_agree_with_the_model_classic() {
 fn three_mounts_of_a_tmpfs_agree_with_the_model_uring() {
     if rings_are_on() {
         three_mounts("uring");
+    }
+}
+
+/// Two and three mounts of a projection over three servers, each named by another server.
+fn projected(layout: &str, transport: &str) {
+    let Some(binary) = binary() else { return };
+    let tmpfs = Tmpfs::new(64 << 20).expect("a tmpfs");
+    for mounts in [2, 3] {
+        let served = tmpfs.path().join(mounts.to_string());
+        std::fs::create_dir(&served).expect("a directory");
+        let options = format!("transport={transport}");
+        let rig = Rig::projected(&binary, &served, layout, (mounts, &options));
+        fixture::generated(&sequences(STEPS), 25, 1_000, |steps| {
+            case(&rig, Quirks::mounted(), &steps)
+        });
+    }
+}
+
+// proves: P139
+#[test]
+fn mounts_of_a_cluster_agree_with_the_model_classic() {
+    projected("layout = 'cluster'", "classic");
+}
+
+// proves: P150
+#[test]
+fn mounts_of_a_striped_cluster_agree_with_the_model_uring() {
+    if rings_are_on() {
+        projected("layout = 'cluster-stripe'\nstripe = '4K'", "uring");
     }
 }
 

@@ -4,9 +4,13 @@ mod site;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dray_backends::memory::{MemoryFs, MemoryOptions};
-use dray_core::FileSystem;
+use dray_core::{Buf, BufMut, Context, CreateHow, Errno, FileSystem, Name, Op, OpenHow, Write};
+use dray_layers::Observed;
+use dray_layers::faults::{Fault, Faults, When};
+use dray_layers::placement::{Placement, parse_definitions};
 use dray_testkit::conformance::{OptionalFeatures, suite};
 use dray_testkit::fixture::{Ext4, Tmpfs, block_on, skipped_without_root};
 use dray_testkit::model::Quirks;
@@ -108,4 +112,55 @@ fn three_clients_of_a_cluster_over_tmpfs_agree_with_the_model() {
         std::fs::remove_dir_all(&dir).map_err(words)?;
         result
     });
+}
+
+/// A server at which calls of one kind fail.
+fn failing(fs: Stack, op: Op, errno: Errno) -> Stack {
+    let fault =
+        Fault { op: Some(op), when: When::Always, delay: Duration::ZERO, error: Some(errno) };
+    Arc::new(Observed::new(fs, Arc::new(Faults::new(vec![fault]))))
+}
+
+/// Three blocks of 4 KiB, written and read by one client with `failing` at the servers that are not the
+/// file's home. Answers what was read of the whole and of the first block.
+async fn through_failing(op: Op, errno: Errno) -> (Result<Vec<u8>, Errno>, Result<Vec<u8>, Errno>) {
+    let text = format!(
+        "[projection.x]\nservers = [\"tcp://io1\", \"tcp://io2\", \"tcp://io3\"]\npath = \"/\"\n{STRIPED}"
+    );
+    let placement = Placement::new(&parse_definitions(&text).unwrap()[0]);
+    let fs = memory().remove(0);
+    let (cx, name) = (Context::system(), Name::new(b"f").unwrap());
+    let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
+    let (entry, made) = fs.create(&cx, fs.info().root, name, how).await.unwrap();
+    made.close(&cx).await.unwrap();
+    let home = usize::from(placement.home(entry.id).0);
+    let servers = (0..SERVERS).map(|server| match server == home {
+        true => fs.clone(),
+        false => failing(fs.clone(), op, errno),
+    });
+    let client = placed(servers.collect(), 1, STRIPED).await.remove(0);
+    let file = client.open(&cx, entry.id, OpenHow::READ_WRITE).await.unwrap();
+    let content: Vec<u8> = (0..12_288_u32).map(|at| (at % 251) as u8).collect();
+    file.write(&cx, Write::at(0), Buf::from(content)).await.map_err(|error| error.errno()).ok();
+    let mut found = Vec::new();
+    for bytes in [12_288, 4096] {
+        let read = file.read(&cx, 0, BufMut::heap(bytes)).await;
+        found.push(read.map(|read| read.filled().to_vec()).map_err(|(error, _)| error.errno()));
+    }
+    file.close(&cx).await.unwrap();
+    let first = found.pop().unwrap();
+    (found.pop().unwrap(), first)
+}
+
+/// A block is used at its own server. Where that one cannot open the file, its home has all blocks.
+// proves: P150
+#[test]
+fn blocks_are_used_at_their_servers_and_at_home_where_those_cannot_open_the_file() {
+    let content: Vec<u8> = (0..12_288_u32).map(|at| (at % 251) as u8).collect();
+    let (whole, first) = block_on(through_failing(Op::Read, Errno::EIO));
+    assert_eq!((whole, first), (Err(Errno::EIO), Ok(content[..4096].to_vec())));
+    for errno in [Errno::ESTALE, Errno::EACCES, Errno::ENFILE] {
+        let (whole, first) = block_on(through_failing(Op::Open, errno));
+        assert_eq!((whole, first), (Ok(content.clone()), Ok(content[..4096].to_vec())));
+    }
 }

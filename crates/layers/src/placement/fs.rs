@@ -374,8 +374,9 @@ impl FileSystem for PlacedFs {
         })
     }
 
-    /// A file without a name can be used only where it was made. So it is made until one is at home. If that
-    /// does not succeed, the file cannot be given a name.
+    /// A file without a name can be used only where it was made. So files are made until one is at home.
+    /// The others stay open until then, so that no inode number comes twice. If none is at home, the last
+    /// one cannot be given a name.
     fn tmpfile<'a>(
         &'a self,
         cx: &'a Context,
@@ -383,18 +384,29 @@ impl FileSystem for PlacedFs {
         how: CreateHow,
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
         Box::pin(async move {
-            let mut at = self.shared.placement.directory(dir);
-            let tries = TMPFILE_TRIES * self.shared.servers.len();
-            for number in 1.. {
-                let (entry, file) = self.shared.at(at).tmpfile(cx, dir, how).await?;
-                let home = self.shared.placement.home(entry.id);
-                if home == at || number == tries {
-                    return Ok((entry, PlacedFile::open(&self.shared, (at, how.open), file)));
+            let at = self.shared.placement.directory(dir);
+            let server = self.shared.at(at);
+            // A request has one open file, so that the others are open by themselves.
+            let (beside, again) = (cx.without_request(), how.open.of_created());
+            let mut others: Vec<Arc<dyn OpenFile>> = Vec::new();
+            let mut tries = TMPFILE_TRIES * self.shared.servers.len();
+            let made = loop {
+                let (entry, file) = match server.tmpfile(cx, dir, how).await {
+                    Ok(made) => made,
+                    Err(error) => break Err(error),
+                };
+                tries -= 1;
+                if self.shared.placement.home(entry.id) == at || tries == 0 {
+                    break Ok((entry, PlacedFile::open(&self.shared, (at, how.open), file)));
                 }
-                file.close(cx).await?;
-                at = home; // where the next file may well get the same inode number
-            }
-            unreachable!("the last try answers")
+                others.extend(server.open(&beside, entry.id, again).await);
+                if let Err(error) = file.close(cx).await {
+                    break Err(error);
+                }
+            };
+            let closes = others.iter().map(|file| file.close(&beside)).collect();
+            dray_rt::join_all(closes).await; // nobody has used them
+            made
         })
     }
 
