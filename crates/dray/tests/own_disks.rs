@@ -226,3 +226,72 @@ fn a_target_that_is_away_keeps_its_own_files_waiting_alone() {
         assert_eq!(reader.join().unwrap(), number.to_string());
     }
 }
+
+/// The disks are whole without any server; damage is found, and mended without loss.
+// proves: P175
+#[test]
+fn disks_are_checked_mended_and_made_plain_files_again_without_a_server() {
+    if common::skipped() {
+        return;
+    }
+    for layout in LAYOUTS {
+        let mut site = Site::new(layout);
+        let at = site.mount("at");
+        let content = pattern(500_000);
+        fs::create_dir(at.join("d")).unwrap();
+        fs::write(at.join("d/f"), &content).unwrap();
+        fs::set_permissions(at.join("d/f"), fs::Permissions::from_mode(0o640)).unwrap();
+        fs::hard_link(at.join("d/f"), at.join("link")).unwrap();
+        std::os::unix::fs::symlink("d/f", at.join("symlink")).unwrap();
+        let sparse = File::create(at.join("sparse")).unwrap();
+        sparse.write_all_at(b"end", 3_000_000).unwrap();
+        drop(sparse);
+        fs::write(at.join("doomed"), "x").unwrap();
+        site.servers[0].umount(&at);
+        (0..3).for_each(|number| _ = site.servers[number].end_server(libc::SIGTERM));
+        let disks: Vec<String> =
+            [3, 1, 2].map(|number| site.disk(number).display().to_string()).into();
+        let run = |words: &[&str]| {
+            let words: Vec<&str> =
+                words.iter().copied().chain(disks.iter().map(String::as_str)).collect();
+            let output = site.servers[0].run(&words);
+            (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+        };
+        assert!(run(&["fsck"]).0);
+        // What a person did to the disks.
+        fs::remove_file(site.disk(1).join("names/doomed")).unwrap();
+        fs::write(site.disk(1).join("names/sparse"), "nobody sees this").unwrap();
+        fs::write(site.disk(2).join("objects/00/note"), "").unwrap();
+        let (sound, said) = run(&["fsck", "--json"]);
+        let report: Value = serde_json::from_str(&said).unwrap();
+        let mut kinds: Vec<&str> = report["findings"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one["kind"].as_str().unwrap())
+            .collect();
+        kinds.sort_unstable();
+        assert_eq!((sound, kinds), (false, vec!["not-empty", "orphan", "stray"]), "{said}");
+        fs::remove_file(site.disk(2).join("objects/00/note")).unwrap();
+        let (mended, said) = run(&["fsck", "--repair"]);
+        assert!(mended && said.contains("moved to") && said.contains(": cut"), "{said}");
+        assert!(run(&["fsck"]).0);
+        let to = site.servers[0].path("plain");
+        let (done, said) = run(&["reassemble", "--json", "--to", to.to_str().unwrap()]);
+        let report: Value = serde_json::from_str(&said).unwrap();
+        assert!(done && report["files"] == 2 && report["bytes"] == 3_500_003, "{said}");
+        assert_eq!(fs::read(to.join("d/f")).unwrap(), content);
+        let (file, link) =
+            (fs::metadata(to.join("d/f")).unwrap(), fs::metadata(to.join("link")).unwrap());
+        assert_eq!((file.ino(), file.nlink(), file.mode() & 0o7777), (link.ino(), 2, 0o640));
+        assert_eq!(fs::read_link(to.join("symlink")).unwrap(), Path::new("d/f"));
+        let sparse = fs::read(to.join("sparse")).unwrap();
+        assert!(
+            sparse[..3_000_000].iter().all(|byte| *byte == 0) && &sparse[3_000_000..] == b"end"
+        );
+        // A disk is missing, or is there twice.
+        let output = site.servers[0].run(&["fsck", &disks[0], &disks[1]]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("name the disks of") && !output.status.success(), "{said}");
+    }
+}

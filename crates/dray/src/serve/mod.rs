@@ -19,7 +19,7 @@ pub(crate) mod mounts;
 pub(crate) mod opening;
 pub(crate) mod own_disk;
 mod plan;
-pub mod projections;
+pub(crate) mod projections;
 pub(crate) mod state;
 mod state_place;
 pub(crate) mod workers;

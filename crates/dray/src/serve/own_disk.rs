@@ -48,14 +48,31 @@ pub fn prepare(dir: &Path, projection: &ServedProjection, squash: Squash) -> Res
     check_directories(dir, projection, squash)
 }
 
+/// Whose disk is at `dir`, and how the data on it were placed. Errors: a sentence without its end.
+pub fn read(dir: &Path) -> Result<(String, Definition), String> {
+    let path = dir.join(FILE_NAME);
+    let of = |what: String| format!("{}: {what}", path.display());
+    let text = fs::read_to_string(&path).map_err(|error| of(error.to_string()))?;
+    let Content { server, .. } = content_of(&text).map_err(of)?;
+    Ok((server, placed_by(&text).map_err(of)?))
+}
+
+fn content_of(text: &str) -> Result<Content, String> {
+    let content: Content = toml::from_str(text).map_err(|error| error.message().to_owned())?;
+    match content.version {
+        VERSION => Ok(content),
+        other => Err(format!("version {other} is unknown")),
+    }
+}
+
+fn placed_by(text: &str) -> Result<Definition, String> {
+    let placed = parse_definitions(&content_of(text)?.definition).ok();
+    placed.and_then(|mut all| all.pop()).ok_or_else(|| "its definition cannot be read".to_owned())
+}
+
 /// Whether the data at this server were placed as the definition says.
 fn check_content(text: &str, projection: &ServedProjection) -> Result<(), String> {
-    let content: Content = toml::from_str(text).map_err(|error| error.message().to_owned())?;
-    if content.version != VERSION {
-        return Err(format!("version {} is unknown", content.version));
-    }
-    let placed = parse_definitions(&content.definition).ok().and_then(|mut all| all.pop());
-    let placed = placed.ok_or("its definition cannot be read")?;
+    let (content, placed) = (content_of(text)?, placed_by(text)?);
     let now = &projection.definition;
     if placed.name != now.name {
         return Err(format!(
