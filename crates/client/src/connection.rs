@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use dray_core::{FsInfo, NodeId, Stack};
 use dray_fabric::Address;
-use dray_layers::placement::{Definition, Layout, Placement, parse_definitions, placed_stack};
+use dray_layers::placement::{
+    Definition, Layout, Placement, own_disks_stack, parse_definitions, placed_stack, probe_target,
+};
 use dray_rpc::client::{ClientSession, ConnectError, RemoteFs};
 
 use crate::connector::{
@@ -170,7 +172,10 @@ impl ClientConnection {
             }
             Some(projection) => {
                 let stacks = self.sessions.iter().cloned().map(RemoteFs::stack).collect();
-                placed_stack(projection.placement.clone(), stacks)
+                match projection.definition.layout.is_shared() {
+                    true => placed_stack(projection.placement.clone(), stacks),
+                    false => own_disks_stack(projection.placement.clone(), stacks),
+                }
             }
         }
     }
@@ -206,6 +211,13 @@ impl ClientProjection {
             }) as dray_core::Fut<'_, Reached>
         });
         let reached = dray_rt::join_all(tries.collect()).await;
+        if !self.definition.layout.is_shared() {
+            for ((_, target), one) in targets.iter().zip(&reached) {
+                if let Ok(Some(session)) = one {
+                    must_open_objects(target, session).await?;
+                }
+            }
+        }
         self.complete(&options, (memory, node), reached).await
     }
 
@@ -256,6 +268,9 @@ impl ClientProjection {
         for ((_, target), one) in targets.iter().zip(reached) {
             sessions.push(one.map_err(|error| self.explained(target, error))?);
         }
+        if !self.definition.layout.is_shared() {
+            return self.with_own_disks(&targets, sessions);
+        }
         let info = sessions.iter().flatten().next().map(|session| session.info().clone());
         let info = info.ok_or_else(|| ConnectError::Unreachable {
             target: joined(targets.iter().map(|(_, target)| target)),
@@ -276,6 +291,40 @@ impl ClientProjection {
         let sessions = sessions.into_iter().flatten().collect();
         Ok(ClientConnection { sessions, projection: Some(self) })
     }
+}
+
+impl ClientProjection {
+    /// Each server has files of its own. What they are is known from the server alone, so that none may be
+    /// away now.
+    fn with_own_disks(
+        self: Arc<Self>,
+        targets: &[(usize, Target)],
+        sessions: Vec<Option<Arc<ClientSession>>>,
+    ) -> Result<ClientConnection, ConnectError> {
+        if let Some(((_, target), _)) = targets.iter().zip(&sessions).find(|(_, one)| one.is_none())
+        {
+            return Err(ConnectError::Unreachable {
+                target: target.to_string(),
+                error: std::io::Error::from_raw_os_error(libc::EHOSTUNREACH),
+            });
+        }
+        let sessions = sessions.into_iter().flatten().collect();
+        Ok(ClientConnection { sessions, projection: Some(self) })
+    }
+}
+
+/// A client that may speak for one user only has no way to the data of files, which belong to none of them.
+async fn must_open_objects(
+    target: &Target,
+    session: &Arc<ClientSession>,
+) -> Result<(), ConnectError> {
+    let probed = probe_target(&RemoteFs::new(session.clone())).await;
+    probed.map_err(|error| {
+        ConnectError::Protocol(format!(
+            "{target} does not let this client open the data of files ({error}): a projection over servers \
+             with their own disks takes a client that speaks for all users, as root with the key does"
+        ))
+    })
 }
 
 /// Two servers that serve different trees do not serve one projection.

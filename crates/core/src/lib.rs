@@ -19,6 +19,7 @@ mod id;
 mod lock;
 mod name;
 mod named;
+mod object;
 mod op;
 mod peer;
 mod put;
@@ -46,6 +47,7 @@ pub use id::{
 pub use lock::{Lock, LockFamily, LockKind, LockRange};
 pub use name::{NAME_MAX_BYTES, Name, NameBuf};
 pub use named::{must_be_named, open_named};
+pub use object::{NEW_OBJECT_ATTRIBUTE, OBJECT_ATTRIBUTE};
 pub use op::Op;
 pub use peer::{Peer, RESERVED_PORTS_END, Via};
 pub use put::{must_fit_one_call, put_in_steps};

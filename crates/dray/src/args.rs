@@ -72,6 +72,8 @@ pub enum Command {
         #[command(subcommand)]
         command: ProjectionCommand,
     },
+    Reassemble(ReassembleArgs),
+    Fsck(FsckArgs),
     Survey(SurveyArgs),
     Demo(DemoArgs),
     /// Print completions for a shell
@@ -107,6 +109,35 @@ pub enum Command {
     /// Has the kernel drop what other clients have changed; started by a mount's daemon.
     #[command(hide = true)]
     Invalidate,
+}
+
+/// Make plain files out of the disks of a projection whose servers have their own, without any server.
+#[derive(Debug, clap::Args)]
+pub struct ReassembleArgs {
+    /// The directory of each server, all of them, in any order
+    #[arg(value_name = "DISK", required = true, value_hint = ValueHint::DirPath)]
+    pub disks: Vec<PathBuf>,
+    /// Where the files go: a directory that is not there yet
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub to: PathBuf,
+    /// What was made, as JSON; no progress is shown
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Check the disks of a projection whose servers have their own: whether names and objects belong
+/// together. The servers must not run.
+#[derive(Debug, clap::Args)]
+pub struct FsckArgs {
+    /// The directory of each server, all of them, in any order
+    #[arg(value_name = "DISK", required = true, value_hint = ValueHint::DirPath)]
+    pub disks: Vec<PathBuf>,
+    /// Mend what can be mended without loss: objects that nobody has go to `orphans` on their disk
+    #[arg(long)]
+    pub repair: bool,
+    /// As JSON; no progress is shown
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// What to do with a file of projections.

@@ -32,6 +32,7 @@ mod signals;
 mod status;
 mod suggestions;
 mod survey;
+mod target_disks;
 mod unresponsive;
 
 use std::process::ExitCode;
@@ -64,6 +65,8 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::KeepFiles { state } => serve::descriptor_store_process::run(&state),
         Command::Key(args) => key::run(&args),
         Command::Projection { command } => projection::run(&command),
+        Command::Reassemble(args) => target_disks::reassemble(&args),
+        Command::Fsck(args) => target_disks::check(&args),
         Command::Umount(args) => mount::umount::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Evict(args) => evict::run(&args),

@@ -142,7 +142,6 @@ fn what_cannot_be_served_ends_the_start() {
         (definition(&[&other], &path, ""), &[], "say which of the servers it is, with --server"),
         (good.clone(), &["--server", "tcp://io9"], "`tcp://io9` is among the servers of none"),
         (good.clone(), &["--export", "scratch=/tmp"], "two exports are called `scratch`"),
-        (good.replace("'cluster'", "'stripe'"), &[], "no layout `stripe` yet"),
         (
             definition(&[&rig], Path::new("/proc"), ""),
             &[],

@@ -17,6 +17,7 @@ mod limits;
 pub(crate) mod metrics;
 pub(crate) mod mounts;
 pub(crate) mod opening;
+pub(crate) mod own_disk;
 mod plan;
 pub(crate) mod projections;
 pub(crate) mod state;

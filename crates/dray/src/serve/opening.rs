@@ -20,6 +20,7 @@ use crate::serve::export::ExportPlan;
 use crate::serve::export_state::{DeathNotice, ExportState, HoldReason};
 use crate::serve::fs_identities::IdentityNote;
 use crate::serve::left_behind;
+use crate::serve::own_disk;
 use crate::serve::state::{ExportIdentity, StateDir};
 
 /// The start waits so long for exports. What is wrong with one that answers within that time
@@ -222,6 +223,7 @@ impl ExportOpener {
         let found = self.find()?;
         let dir = found.dir().to_owned();
         let identity = self.identity_to_clients(&*found)?;
+        self.prepare_own_disk(&*found)?;
         let lost = Arc::new(AtomicBool::new(false));
         let exported = Arc::downgrade(&self.exported);
         let on_death = DeathNotice { lost: lost.clone(), exported };
@@ -256,6 +258,8 @@ impl ExportOpener {
         export.one_user = matches!(plan.squash, Squash::All(..));
         export.definition =
             plan.projection.as_ref().map(|projection| Arc::new(projection.for_clients()));
+        export.gives_object_ids =
+            plan.projection.as_ref().is_some_and(|projection| projection.is_home());
         Ok(export.that_may_be_lost(lost))
     }
 
@@ -311,6 +315,20 @@ impl ExportOpener {
             false => own.key,
         };
         Ok(ExportIdentity { uuid: projection.definition.fs_uuid(), key })
+    }
+
+    /// Makes ready what a projection over servers with their own disks is served from. Its identity has been
+    /// checked before, so that nothing is made where a disk is not mounted.
+    fn prepare_own_disk(&self, found: &dyn FoundBackend) -> Result<(), OpenFailure> {
+        let Some(projection) = self.plan.projection.as_ref().filter(|one| one.has_own_disks())
+        else {
+            return Ok(());
+        };
+        let cannot = |why| Failure::new(format!("{}: {why}", self.cannot()));
+        if projection.is_home() {
+            found.shared_id_key().map_err(cannot)?; // attributes like those of the stubs can be kept
+        }
+        Ok(own_disk::prepare(found.dir(), projection, self.plan.squash).map_err(cannot)?)
     }
 
     fn no_shared_ids(&self) -> Failure {

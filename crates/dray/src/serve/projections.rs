@@ -35,6 +35,16 @@ impl ServedProjection {
             Layout::File | Layout::Stripe | Layout::LoadBalance => false,
         }
     }
+
+    /// Whether each server has a disk of its own.
+    pub fn has_own_disks(&self) -> bool {
+        !self.definition.layout.is_shared()
+    }
+
+    /// Whether this server has the names of a projection over servers with their own disks.
+    pub fn is_home(&self) -> bool {
+        self.has_own_disks() && self.position == 0
+    }
 }
 
 /// Who a server is among those of a projection.
@@ -111,22 +121,20 @@ impl ServerNames<'_> {
 }
 
 fn export_of(definition: &Definition, position: usize) -> Result<ExportPlan, String> {
-    match definition.layout {
-        Layout::Cluster | Layout::ClusterStripe | Layout::LoadBalance => {}
-        layout @ (Layout::File | Layout::Stripe) => {
-            return Err(format!(
-                "this version has no layout `{layout}` yet: use cluster or cluster-stripe, over a file \
-                 system that the servers share"
-            ));
-        }
-    }
-    let (name, dir) = (&definition.name, PathBuf::from(&definition.path));
+    let (name, dir) = (&definition.name, directory_of(definition, position));
     let mut options = definition.export.clone();
     if definition.layout == Layout::LoadBalance {
         // Each client sees what its own server has, and nothing keeps the servers' copies equal.
         options.insert("read_only".into(), true.into());
     }
     let mut plan = config::projected_export(name, &dir, &options)?;
+    if !definition.layout.is_shared() && !plan.backend.has_directory() {
+        let backend = plan.backend.name();
+        return Err(format!(
+            "the layout {} takes a directory at each server, and the backend {backend} has none",
+            definition.layout
+        ));
+    }
     let projection = ServedProjection { definition: definition.clone(), position };
     let bytes = projection.for_clients().text.len();
     if bytes > ExportDefinition::TEXT_MAX_BYTES {
@@ -135,6 +143,17 @@ fn export_of(definition: &Definition, position: usize) -> Result<ExportPlan, Str
     }
     plan.projection = Some(Arc::new(projection));
     Ok(plan)
+}
+
+/// What a path of servers with their own disks has in place of the number of the server, from 1 on: several
+/// of them may be on one machine.
+const SERVER_NUMBER: &str = "%n";
+
+fn directory_of(definition: &Definition, position: usize) -> PathBuf {
+    match definition.layout.is_shared() {
+        true => PathBuf::from(&definition.path),
+        false => definition.path.replace(SERVER_NUMBER, &(position + 1).to_string()).into(),
+    }
 }
 
 #[cfg(test)]
@@ -182,6 +201,17 @@ mod tests {
     }
 
     #[test]
+    fn servers_with_their_own_disks_have_their_own_directories() {
+        for (layout, dir) in
+            [("'file'", "/srv/3"), ("'stripe'", "/srv/3"), ("'cluster'", "/srv/%n")]
+        {
+            let text = THREE.replace("'cluster'", layout).replace("'/srv'", "'/srv/%n'");
+            let exports = exports(&text, None, &["tcp://io3:7000"]).unwrap();
+            assert_eq!(exports[0].dir, PathBuf::from(dir), "{layout}");
+        }
+    }
+
+    #[test]
     fn options_of_the_export_stand_in_the_subtable() {
         let with = |options: &str| {
             let text = format!("{THREE}[projection.scratch.export]\n{options}\n");
@@ -209,13 +239,11 @@ mod tests {
     fn what_cannot_be_served_is_refused_in_words() {
         let replaced =
             |from: &str, to: &str| exports(&THREE.replace(from, to), Some("tcp://io1"), &[]);
-        for (layout, read_only) in [("cluster-stripe", false), ("loadbalance", true)] {
+        for (layout, read_only) in
+            [("cluster-stripe", false), ("loadbalance", true), ("stripe", false)]
+        {
             let plan = replaced("'cluster'", &format!("'{layout}'")).unwrap().remove(0);
             assert_eq!(plan.read_only, read_only, "{layout}");
-        }
-        for layout in ["file", "stripe"] {
-            let said = replaced("'cluster'", &format!("'{layout}'")).unwrap_err();
-            assert!(said.contains(&format!("no layout `{layout}` yet")), "{said}");
         }
         let said = replaced("'cluster'", "'clusters'").unwrap_err();
         assert!(said.contains("projection `scratch`: layout `clusters` is unknown"), "{said}");

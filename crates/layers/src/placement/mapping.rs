@@ -50,6 +50,16 @@ impl Placement {
         self.servers.len()
     }
 
+    /// Servers that the blocks of one file are at.
+    pub fn width(&self) -> usize {
+        if self.splits() { self.width } else { 1 }
+    }
+
+    /// Size of a block, bytes.
+    pub fn stripe_bytes(&self) -> u64 {
+        self.stripe_bytes
+    }
+
     /// The server of a file's attributes and locks, and of its content where that is not striped.
     pub fn home(&self, id: FileId) -> ServerIndex {
         self.ranked(self.data_hash, key_of(self.data_hash, id.ino), 0)

@@ -2,14 +2,16 @@
 //!
 //! [`Definition`] is what an administrator writes and all servers share. [`Placement`] is the mapping that
 //! follows from it: which server has which file, name or block. docs/PLACEMENT.md specifies it, since data
-//! on disks depend on it. [`PlacedFs`] is the file system over the servers, and [`placed_stack`] the same
-//! for a front end.
+//! on disks depend on it. [`PlacedFs`] is the file system over servers that share one, and [`placed_stack`]
+//! the same for a front end. [`OwnDisksFs`] and [`own_disks_stack`] are those over servers with their own
+//! disks.
 
 mod definition;
 mod file;
 mod fs;
 mod hash;
 mod mapping;
+mod own_disks;
 mod parse;
 mod session;
 mod striped;
@@ -17,5 +19,8 @@ mod striped;
 pub use definition::{Definition, HashKind, Layout};
 pub use fs::PlacedFs;
 pub use mapping::{Placement, ServerIndex};
+pub use own_disks::{
+    NAMES_DIR, OBJECTS_DIR, ObjectId, OwnDisksFs, SHARDS, own_disks_stack, probe_target,
+};
 pub use parse::{DefinitionError, SERVERS_MAX, parse_definitions};
 pub use session::placed_stack;

@@ -60,6 +60,9 @@ pub struct Export {
     /// Of the projection of which it is a part: a client that places by another one is refused.
     /// None: it is no part of any.
     pub definition: Option<Arc<ExportDefinition>>,
+    /// Whether it has the names of a projection whose data are at other servers: it gives files ids of
+    /// their data.
+    pub gives_object_ids: bool,
     /// Which parts of its files are in use, and the stamps of its changes.
     pub(crate) ranges: Arc<RangeTable>,
     pub(crate) recovery_window: RecoveryWindow,
@@ -101,6 +104,7 @@ impl Export {
             instance: 0, // its server gives it one
             one_user: false,
             definition: None,
+            gives_object_ids: false,
             ranges: Arc::default(),
             recovery_window: RecoveryWindow::default(),
             group_sync: GroupSync::default(),

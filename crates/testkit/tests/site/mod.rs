@@ -9,10 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dray_backends::posix::{PosixFs, PosixOptions, Squash};
-use dray_core::{Admit, Context, FileSystem, FsUuid, ObservedCall};
+use dray_core::{Admit, Context, FileSystem, FsUuid, Make, Name, ObservedCall};
 use dray_fabric::sim::{Network, Weather};
 use dray_fabric::{Address, Connect, Sockets, listen_first, local};
-use dray_layers::placement::{Placement, parse_definitions, placed_stack};
+use dray_layers::placement::{
+    NAMES_DIR, OBJECTS_DIR, Placement, SHARDS, own_disks_stack, parse_definitions, placed_stack,
+};
 use dray_layers::{Observed, Observer, Outcome};
 use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, SessionMemory};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
@@ -100,18 +102,56 @@ async fn client_of(connector: Arc<dyn Connect>, host: String, memory: SessionMem
 /// So many clients of a projection: each of `servers` is the file system of a server within the process,
 /// and all of them have the same files.
 pub async fn placed(servers: Vec<Stack>, count: usize, options: &str) -> Vec<Stack> {
-    let names: Vec<String> =
-        (1..=servers.len()).map(|number| format!("\"tcp://io{number}\"")).collect();
+    let placement = placement_over(servers.len(), options);
+    let servers = servers.into_iter().map(server_of).collect();
+    let clients = connected(servers, count).await.into_iter();
+    clients.map(|stacks| placed_stack(placement.clone(), stacks).fs).collect()
+}
+
+/// The same, of servers with their own disks, which are prepared as `dray serve` does it.
+pub async fn own_disks(servers: Vec<Stack>, count: usize, options: &str) -> Vec<Stack> {
+    let placement = placement_over(servers.len(), options);
+    let mut ready = Vec::new();
+    for (position, fs) in servers.into_iter().enumerate() {
+        prepare_disk(&*fs).await;
+        let mut export = Export::new(EXPORT, fs, Vec::new());
+        export.gives_object_ids = position == 0;
+        let journal = Arc::new(MemoryJournal::default());
+        ready.push(Server::new(ServerOptions::default(), vec![export], journal));
+    }
+    let clients = connected(ready, count).await.into_iter();
+    clients.map(|stacks| own_disks_stack(placement.clone(), stacks).fs).collect()
+}
+
+async fn prepare_disk(fs: &dyn FileSystem) {
+    let (cx, root) = (Context::system(), fs.info().root);
+    let make = async |dir, name: &str, mode| {
+        let what = Make::Directory { mode };
+        fs.make(&cx, dir, Name::new(name.as_bytes()).unwrap(), what).await.unwrap().id
+    };
+    make(root, NAMES_DIR, 0o777).await;
+    let objects = make(root, OBJECTS_DIR, 0o700).await;
+    for shard in 0..SHARDS {
+        make(objects, &format!("{shard:02x}"), 0o700).await;
+    }
+}
+
+fn placement_over(servers: usize, options: &str) -> Placement {
+    let names: Vec<String> = (1..=servers).map(|number| format!("\"tcp://io{number}\"")).collect();
     let names = names.join(", ");
     let text = format!("[projection.x]\nservers = [{names}]\npath = \"/\"\n{options}");
-    let definition = parse_definitions(&text).expect("a definition").remove(0);
+    Placement::new(&parse_definitions(&text).expect("a definition").remove(0))
+}
+
+/// Each client's sessions with all servers.
+async fn connected(servers: Vec<Server>, count: usize) -> Vec<Vec<dray_core::Stack>> {
     let mut connectors = Vec::new();
-    for fs in servers {
-        let (server, (listener, connector)) = (server_of(fs), local::listen());
+    for server in servers {
+        let (listener, connector) = local::listen();
         dray_rt::spawn(async move { drop(server.serve_all(Box::new(listener)).await) });
         connectors.push(Arc::new(connector) as Arc<dyn Connect>);
     }
-    let mut clients: Vec<Stack> = Vec::new();
+    let mut clients = Vec::new();
     for number in 0..count {
         let (mut stacks, node) = (Vec::new(), SessionMemory::heap().node());
         for connector in &connectors {
@@ -120,7 +160,7 @@ pub async fn placed(servers: Vec<Stack>, count: usize, options: &str) -> Vec<Sta
             let remote = client_of(connector.clone(), format!("client{number}"), memory).await;
             stacks.push(RemoteFs::stack(remote.session().clone()));
         }
-        clients.push(placed_stack(Placement::new(&definition), stacks).fs);
+        clients.push(stacks);
     }
     clients
 }

@@ -2,6 +2,7 @@
 
 mod file;
 mod media;
+mod object_ids;
 mod open_ahead;
 mod opening;
 mod operands;
@@ -109,6 +110,9 @@ async fn run(
         }
         Call::Access { id, want } => Reply::success(fs.access(cx, id, want).await?),
         Call::Statfs {} => Reply::success(fs.statfs(cx).await?),
+        Call::Getxattr { id, name } if object_ids::are_asked(session, name) => {
+            Reply::success(object_ids::of(session, cx, id, name).await?)
+        }
         Call::Getxattr { id, name } => {
             counted::answer(session, || fs.getxattr(cx, id, name)).await?
         }
