@@ -154,6 +154,26 @@ export = { squash = "none" }
 TOML
 }
 
+# define_own_disks LAYOUT DIR: the same over three directories in DIR, each a server's own disk.
+define_own_disks() {
+    cluster_pids=()
+    mkdir -p "$2"/disk{1,2,3}
+    cat >"$scratch/projections.toml" <<TOML
+[projection.scratch]
+layout = "$1"
+stripe = "64K"
+servers = ["unix://$scratch/io1.sock", "unix://$scratch/io2.sock", "unix://$scratch/io3.sock"]
+path = "$2/disk%n"
+export = { squash = "none" }
+TOML
+}
+
+# stop_cluster N: ends the Nth of its servers in good order.
+stop_cluster() {
+    kill "${cluster_pids[$1]}"
+    wait "${cluster_pids[$1]}" || true
+}
+
 # serve_cluster N: starts the Nth of its servers; again after it was killed.
 serve_cluster() {
     local log=$scratch/server$1.log

@@ -54,4 +54,13 @@ esac
 for number in 1 2 3; do serve_cluster "$number"; done
 mount_cluster cluster
 check cluster whatever_the_bare_one_passes cluster
+unmount_at cluster
+for layout in file stripe; do
+    for number in 1 2 3; do stop_cluster "$number"; done
+    define_own_disks "$layout" "$scratch/store/$layout"
+    for number in 1 2 3; do serve_cluster "$number"; done
+    mount_cluster "$layout"
+    check "$layout" whatever_the_bare_one_passes "$layout"
+    unmount_at "$layout"
+done
 finish
