@@ -117,5 +117,11 @@ impl Backend for MemoryFs {
         Box::pin(std::future::ready(false))
     }
 
+    fn servers_away(&self) -> Option<String> {
+        None
+    }
+
+    fn recovered(&self) {}
+
     fn leave(&self) {}
 }
