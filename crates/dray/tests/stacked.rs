@@ -103,7 +103,7 @@ fn two_levels_are_one_server_to_their_clients() {
     });
 }
 
-/// The identity of each caller is the one at its client, and its job is known to the far server.
+/// The identity of each caller is the one at its client, but for those that are squashed between.
 // proves: P160
 #[test]
 fn callers_are_themselves_at_both_levels() {
@@ -114,7 +114,7 @@ fn callers_are_themselves_at_both_levels() {
     let (below, above) = levels.mounts("");
     let run = |script: &str| {
         let at = format!("AT={}", below.display());
-        let words = ["env", &at, "SLURM_JOB_ID=77"];
+        let words = ["env", &at];
         let output = levels.middle.run_as(USER, &words, "sh", &["-ec", script]);
         (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
@@ -285,6 +285,10 @@ fn servers_that_would_serve_themselves_say_so() {
     rigs[0].end_server(libc::SIGTERM);
     let other = targets[0].replace("ring", "data");
     rigs[0].serve(&["--export", &format!("ring={other},squash=none")]);
+    wait_for("the export to open", || {
+        let exports = status(&rigs[0])["exports"].as_array().unwrap().clone();
+        exports.iter().all(|export| export["starting"].is_null())
+    });
     let at = rigs[0].mount_export("ring", "at", "");
     fs::write(at.join("f"), "x").unwrap();
     assert_eq!(fs::read(rigs[0].path("export/f")).unwrap(), b"x");
@@ -364,8 +368,8 @@ const TWO_FABRICS: &str = r#"
     echo 0 >/proc/sys/net/ipv4/ip_forward
     unshare --net sleep 300 & FAR=$!
     unshare --net sleep 300 & NEAR=$!
-    trap 'umount -l "$AT" || true; kill $PIDS $FAR $NEAR || true' EXIT
-    PIDS=
+    PIDS="$FAR $NEAR"
+    trap 'umount -l "$AT" || true; kill $PIDS || true' EXIT
     for side in "far $FAR 1" "near $NEAR 2"; do
         set -- $side
         until [ "$(readlink /proc/$2/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do sleep 0.01; done
@@ -375,8 +379,7 @@ const TWO_FABRICS: &str = r#"
         nsenter --net=/proc/$2/ns/net sh -euc "
             ip addr add 10.77.$3.2/24 dev fabric; ip link set fabric up; ip link set lo up"
     done
-    in_far() { nsenter --net=/proc/$FAR/ns/net "$@"; }
-    in_near() { nsenter --net=/proc/$NEAR/ns/net "$@"; }
+    FAR=--net=/proc/$FAR/ns/net NEAR=--net=/proc/$NEAR/ns/net
 "#;
 
 // proves: P160
@@ -388,10 +391,11 @@ fn a_router_joins_two_networks_that_cannot_reach_each_other() {
     let rig = Rig::new();
     let script = r#"
         mkdir "$AT" "$DIR/far" "$DIR/router"
-        in_far "$DRAY" serve --export "data=$DIR/export,squash=none" --auth none             --listen tcp://10.77.1.2 --state "$DIR/far" & PIDS=$!
-        "$DRAY" serve --export data=dray://10.77.1.2/data,squash=none,auth=none --auth none             --listen tcp://10.77.2.1 --state "$DIR/router" & PIDS="$PIDS $!"
-        ! in_near "$DRAY" mount dray://10.77.1.2/data "$AT" -o auth=none || exit 1
-        in_near "$DRAY" mount dray://10.77.2.1/data "$AT" -o auth=none,retry=30
+        nsenter $FAR "$DRAY" serve --export "data=$DIR/export,squash=none" --auth none \
+            --listen tcp://10.77.1.2 --state "$DIR/far" >"$DIR/far/log" 2>&1 & PIDS="$PIDS $!"
+        "$DRAY" serve --export data=dray://10.77.1.2/data,squash=none,auth=none --auth none             --listen tcp://10.77.2.1 --state "$DIR/router" >"$DIR/router/log" 2>&1 & PIDS="$PIDS $!"
+        ! nsenter $NEAR "$DRAY" mount dray://10.77.1.2/data "$AT" -o auth=none
+        nsenter $NEAR "$DRAY" mount dray://10.77.2.1/data "$AT" -o auth=none,retry=30
         echo routed >"$AT/file"
         test "$(cat "$DIR/export/file")" = routed
         echo back >"$DIR/export/other"
