@@ -340,8 +340,8 @@ fn a_projection_is_forwarded_as_one_server_is() {
     rigs[0].serve(&projections);
     rigs[1].serve(&projections);
     rigs[2].serve(&["--export", &up]);
-    let (below, above) =
-        (rigs[2].mount_export("up", "below", ""), { rigs[1].mount_export("both", "above", "") });
+    let below = rigs[2].mount_export("up", "below", "");
+    let above = rigs[1].mount_export("both", "above", "");
     let kept = Kept::new(&below);
     let load = load(&below);
     for (number, args) in [(2, ["--export", &up]), (1, projections), (0, projections)] {
@@ -356,8 +356,8 @@ fn a_projection_is_forwarded_as_one_server_is() {
     check_load(&above, &turns);
     kept.check(&below);
     for number in [0, 1] {
-        let operations = status(&rigs[number])["clients"].as_array().unwrap().clone();
-        assert!(operations.iter().any(|client| client["calls"].as_u64() > Some(20)));
+        let clients = status(&rigs[number])["clients"].as_array().unwrap().clone();
+        assert!(clients.iter().any(|client| client["calls"].as_u64() > Some(20)));
     }
 }
 
