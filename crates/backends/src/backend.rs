@@ -16,7 +16,8 @@ use dray_core::{FileSystem, FsUuid, Fut, Result};
 
 pub use crate::posix::{DescriptorStore, Difference, ExportLocation, FsIdentity, OnDeath, Squash};
 
-/// A kind of backend, by its name in configurations. [`KINDS`](crate::KINDS) lists all of them.
+/// A kind of backend, by its name in configurations. [`KINDS`](crate::KINDS) lists those of this crate;
+/// a server may have further ones.
 pub trait BackendKind: Send + Sync + fmt::Debug {
     /// As in `backend = "posix"`.
     fn name(&self) -> &'static str;
@@ -37,6 +38,8 @@ pub trait BackendKind: Send + Sync + fmt::Debug {
 /// What an administrator has said of an export.
 #[derive(Clone, Copy, Debug)]
 pub struct ExportSettings<'a> {
+    /// The name by which clients ask for it.
+    pub name: &'a str,
     /// Its directory, as the administrator named it. For a kind without directories, the name that
     /// is shown.
     pub dir: &'a Path,
@@ -61,7 +64,7 @@ pub struct WrongOption {
 
 impl WrongOption {
     /// `option` can be `choices` (in words), one of the words in `known` among them.
-    pub(crate) fn new(
+    pub fn new(
         option: &str,
         choices: &str,
         value: &str,
@@ -74,7 +77,7 @@ impl WrongOption {
 
 impl ExportSettings<'_> {
     /// The value of an option of the kind's own.
-    pub(crate) fn get(&self, option: &str) -> Option<&str> {
+    pub fn get(&self, option: &str) -> Option<&str> {
         self.own.get(option).map(String::as_str)
     }
 
@@ -220,6 +223,15 @@ pub trait Backend: FileSystem {
 
     /// Whether it has died, and has to be opened anew. Asked of mortal ones only, and may hang.
     fn is_dead(&self) -> Fut<'_, bool>;
+
+    /// Which servers below do not answer, and why, in words for people; none if all do, or if this is
+    /// no client of servers. Never waits.
+    fn servers_away(&self) -> Option<String>;
+
+    /// Each client that had files open or locked before the start of the server has reopened these, or
+    /// its session has ended. What a process before this one left below can be given back. May be called
+    /// more than once.
+    fn recovered(&self);
 
     /// This backend is about to be dropped, and clients will open their files again in its
     /// successor.

@@ -10,7 +10,7 @@ pub mod memory;
 pub mod null;
 pub mod posix;
 
-/// The kinds of backends that a server can serve, a line each.
+/// The kinds of backends here, a line each. A server may have one more, which knows wires.
 pub static KINDS: &[&dyn backend::BackendKind] = &[
     &posix::PosixKind, // the first is that of exports that name none
     &memory::MemoryKind,

@@ -17,7 +17,7 @@ pub use connector::{
     ConnectOptions, connect_session, connect_timeout, session_over, take_over_session,
 };
 pub use identity::own_identity;
-pub use memory::ClientMemory;
+pub use memory::{ClientFiles, ClientMemory};
 pub use target::Target;
 
 pub use dray_rpc::auth::Key;

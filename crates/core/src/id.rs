@@ -58,6 +58,16 @@ pub struct LockOwner {
 impl NodeId {
     /// The node that asks, where nobody has said which one that is.
     pub const OWN: NodeId = NodeId(0);
+
+    /// The node of a server that is a client of other servers. Those of all other clients are odd.
+    pub const fn of_server(random: u64) -> NodeId {
+        NodeId(random & !1 | 2)
+    }
+
+    /// Whether this is the node of a server ([`NodeId::of_server`]).
+    pub const fn is_of_server(self) -> bool {
+        self.0 & 1 == 0 && self.0 != 0
+    }
 }
 
 impl LockOwner {

@@ -136,6 +136,29 @@ fn the_whole_stack_within_a_process_keeps_its_promises() {
     }
 }
 
+/// So many clients of a server whose file system is a client of another server.
+async fn on_two_levels(clients: usize) -> Vec<Arc<dyn FileSystem>> {
+    let idle = Arc::default();
+    let upper = within(memory(), 1, &idle).await.remove(0);
+    within(upper, clients, &idle).await
+}
+
+// proves: P160
+#[test]
+fn two_levels_of_servers_keep_the_promises_of_one() {
+    for clients in [1, 2] {
+        block_on(async { suite(&on_two_levels(clients).await, OptionalFeatures::ALL).await });
+    }
+}
+
+// proves: P160
+#[test]
+fn three_clients_of_two_levels_agree_with_the_model() {
+    generated(50, |steps| {
+        block_on(async { agree(on_two_levels(3).await, Quirks::NONE, steps).await })
+    });
+}
+
 #[test]
 fn three_clients_within_a_process_agree_with_the_model() {
     generated(100, |steps| {

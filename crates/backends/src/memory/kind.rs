@@ -119,5 +119,11 @@ impl Backend for MemoryFs {
         Box::pin(std::future::ready(false))
     }
 
+    fn servers_away(&self) -> Option<String> {
+        None
+    }
+
+    fn recovered(&self) {}
+
     fn leave(&self) {}
 }

@@ -151,6 +151,13 @@ impl Backend for PosixFs {
         Box::pin(PosixFs::is_dead(self))
     }
 
+    fn servers_away(&self) -> Option<String> {
+        None
+    }
+
+    /// The descriptor store has what is left, and is asked elsewhere.
+    fn recovered(&self) {}
+
     fn leave(&self) {
         PosixFs::leave(self);
     }
@@ -169,7 +176,7 @@ mod tests {
         let own = options.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
         let own: BTreeMap<String, String> = own.collect();
         let (dir, squash) = (Path::new("/x/y"), Squash::None);
-        PosixKind.configure(&ExportSettings { dir, read_only: false, squash, own: &own })
+        PosixKind.configure(&ExportSettings { name: "a", dir, read_only: false, squash, own: &own })
     }
 
     #[test]

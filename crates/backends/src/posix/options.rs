@@ -25,7 +25,7 @@ impl Squash {
     pub const NOBODY: (Uid, Gid) = (Uid(65_534), Gid(65_534));
 
     /// Which user `who` is here.
-    pub(crate) fn user_of(self, who: &Identity) -> Uid {
+    pub fn user_of(self, who: &Identity) -> Uid {
         match self {
             Squash::Root(uid, _) if who.is_root() => uid,
             Squash::All(uid, _) => uid,
@@ -35,7 +35,7 @@ impl Squash {
 
     /// The identity here of the client's `who`. Group 0 of a caller that is not root is squashed
     /// with root.
-    pub(crate) fn map(self, who: &Arc<Identity>) -> Arc<Identity> {
+    pub fn map(self, who: &Arc<Identity>) -> Arc<Identity> {
         let (uid, gid) = match self {
             Squash::None => return who.clone(),
             Squash::Root(uid, gid) if who.is_root() => (uid, gid),

@@ -9,6 +9,9 @@ pub const SERVE: &str = "Examples:
   dray serve --export home=/srv/home,allow=10.0.0.0/8 --export sw=/opt/sw,ro \\
       --listen tcp://0.0.0.0
 
+  # a router: an export of another server, for the clients of another network
+  dray serve --export home=dray://io1/home --listen tcp://10.2.0.1
+
   # as the comments in that file explain
   dray serve --config /etc/dray/dray.toml";
 

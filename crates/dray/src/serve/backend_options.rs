@@ -1,11 +1,21 @@
 //! Which backend serves an export, and the options of an export that are its backend's own.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use dray_backends::KINDS;
 use dray_backends::backend::BackendKind;
 
+use crate::serve::forward::{self, ForwardKind};
 use crate::suggestions::hint;
+
+/// The kinds that know wires, a line each. The others are those of [`dray_backends::KINDS`].
+static WIRED_KINDS: &[&dyn BackendKind] = &[&ForwardKind];
+
+/// Every kind of backend.
+pub fn kinds() -> impl Iterator<Item = &'static dyn BackendKind> {
+    KINDS.iter().chain(WIRED_KINDS).copied()
+}
 
 /// Options of a backend's own, as the administrator wrote them.
 pub type BackendOptions = BTreeMap<String, String>;
@@ -17,15 +27,24 @@ pub fn default_backend() -> &'static dyn BackendKind {
 
 /// The backend that is called so.
 pub fn backend_of(name: &str) -> Result<&'static dyn BackendKind, String> {
-    let names = || KINDS.iter().map(|kind| kind.name());
-    let found = KINDS.iter().copied().find(|kind| kind.name() == name);
+    let names = || kinds().map(|kind| kind.name());
+    let found = kinds().find(|kind| kind.name() == name);
     found.ok_or_else(|| format!("no backend is called `{name}`{}", hint(name, names())))
 }
 
-/// The backend that an `[[export]]` names.
+/// The backend of an export whose files are at `dir`: the one that it names, if it names one.
+pub fn backend_at(dir: &Path, named: Option<&str>) -> Result<&'static dyn BackendKind, String> {
+    match named {
+        Some(name) => backend_of(name),
+        None if forward::is_target(dir) => Ok(&ForwardKind),
+        None => Ok(default_backend()),
+    }
+}
+
+/// The backend of an `[[export]]`.
 pub fn backend_in(export: &toml::Table) -> Result<&'static dyn BackendKind, String> {
-    let name = export.get("backend").and_then(toml::Value::as_str);
-    name.map_or(Ok(default_backend()), backend_of)
+    let word = |key: &str| export.get(key).and_then(toml::Value::as_str);
+    backend_at(Path::new(word("dir").unwrap_or_default()), word("backend"))
 }
 
 /// The options of an `[[export]]` that are its backend's own, as words.
@@ -56,5 +75,5 @@ pub fn own_options(
 
 /// Whether some backend has an option of this name.
 pub fn is_of_a_backend(key: &str) -> bool {
-    KINDS.iter().any(|kind| kind.options().contains(&key))
+    kinds().any(|kind| kind.options().contains(&key))
 }

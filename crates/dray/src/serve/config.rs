@@ -14,7 +14,7 @@ use serde::Deserialize;
 use crate::error::Failure;
 use crate::metrics_http::check_address;
 use crate::serve::backend_options::{
-    BackendOptions, backend_in, backend_of, default_backend, is_of_a_backend, own_options,
+    BackendOptions, backend_at, backend_in, is_of_a_backend, own_options,
 };
 use crate::serve::export::{ExportPlan, check_id, check_threads, squash_of};
 use crate::serve::plan::key_file;
@@ -326,7 +326,7 @@ impl ExportTable {
             let dir = self.dir.display();
             return Err(format!("the [[export]] of `{dir}` has no name, as in name = \"home\""));
         }
-        let backend = self.backend.as_deref().map_or(Ok(default_backend()), backend_of)?;
+        let backend = backend_at(&self.dir, self.backend.as_deref())?;
         if self.dir.as_os_str().is_empty() && backend.has_directory() {
             let name = &self.name;
             return Err(format!("export `{name}` has no directory, as in dir = \"/srv/home\""));
@@ -390,9 +390,8 @@ fn find_errno(name: &str) -> Result<Errno, String> {
 
 #[cfg(test)]
 mod tests {
-    use dray_backends::KINDS;
-
     use super::*;
+    use crate::serve::backend_options::{default_backend, kinds};
 
     #[test]
     fn the_example_is_sound_and_documents_every_key() {
@@ -410,7 +409,7 @@ mod tests {
         for key in KEYS.iter().chain(&EXPORT_KEYS).chain(&FAULT_KEYS).chain(own) {
             assert!(line_of(&active, 0, key).is_some(), "`{key}` is not documented");
         }
-        for kind in KINDS {
+        for kind in kinds() {
             let mut words = kind.options().iter().copied().chain([kind.name()]);
             assert!(words.all(|word| example.contains(word)), "{kind:?} is not documented");
         }

@@ -11,7 +11,8 @@ use dray_core::{Gid, Uid};
 use dray_rpc::server::Allow;
 
 use crate::mount::foreign_options;
-use crate::serve::backend_options::{BackendOptions, backend_of, default_backend};
+use crate::serve::backend_options::{BackendOptions, backend_at};
+use crate::serve::forward;
 use crate::serve::projections::ServedProjection;
 use crate::suggestions::{hint, meant};
 
@@ -46,7 +47,8 @@ impl ExportPlan {
     /// One of the default backend, with the defaults.
     #[cfg(test)]
     pub fn new(name: &str, dir: PathBuf) -> Result<ExportPlan, String> {
-        ExportPlan::of(default_backend(), name, dir)?.with_own(&BackendOptions::new())
+        ExportPlan::of(crate::serve::backend_options::default_backend(), name, dir)?
+            .with_own(&BackendOptions::new())
     }
 
     /// One with the defaults, before its backend has taken its options.
@@ -76,7 +78,7 @@ impl ExportPlan {
         })
     }
 
-    /// From `NAME=DIR[,OPTION...]`; a comma of the directory's name is written `\,`. The
+    /// From `NAME=DIR[,OPTION...]` or `NAME=TARGET[,OPTION...]`; a comma of the directory's name is written `\,`. The
     /// directory is any bytes, as paths are.
     pub fn parse(text: &OsStr) -> Result<ExportPlan, String> {
         let wrong = |what: &str| {
@@ -86,15 +88,18 @@ impl ExportPlan {
         let mut parts = text.as_bytes().splitn(2, |byte| *byte == b'=');
         let name = String::from_utf8_lossy(parts.next().unwrap_or_default());
         let rest = parts.next().ok_or_else(|| wrong("expected NAME=DIR"))?;
+        // The hosts of a target are separated by commas, too.
+        let (target, rest) = rest.split_at(forward::target_len(rest).unwrap_or(0));
         let mut parts = split_bytes(rest).into_iter();
-        let dir = OsString::from_vec(parts.next().unwrap_or_default());
+        let dir = [target, &parts.next().unwrap_or_default()].concat();
+        let dir = PathBuf::from(OsString::from_vec(dir));
         let parts: Vec<String> = parts
             .map(|part| String::from_utf8_lossy(&part).into_owned())
             .filter(|part| !part.is_empty())
             .collect();
         let backend = parts.iter().rev().find_map(|part| part.strip_prefix("backend="));
-        let backend = backend.map_or(Ok(default_backend()), backend_of);
-        let plan = backend.and_then(|backend| ExportPlan::of(backend, &name, dir.into()));
+        let plan =
+            backend_at(&dir, backend).and_then(|backend| ExportPlan::of(backend, &name, dir));
         plan.map_err(|what| wrong(&what))?.with_options(&parts, &wrong)
     }
 }
@@ -115,7 +120,7 @@ impl UnconfiguredExport {
     pub fn with_own(self, own: &BackendOptions) -> Result<ExportPlan, String> {
         let UnconfiguredExport { backend, name, dir, read_only, squash, allow, insecure } = self;
         let source = backend
-            .configure(&ExportSettings { dir: &dir, read_only, squash, own })
+            .configure(&ExportSettings { name: &name, dir: &dir, read_only, squash, own })
             .map_err(|wrong| {
                 let meant = meant(&wrong.value, wrong.known.iter().copied());
                 format!("{}{meant}", wrong.what)

@@ -45,7 +45,7 @@ pub async fn run(opening: Arc<ExportOpener>) {
         if kept_up.elapsed() >= UPKEEP_EVERY {
             kept_up = dray_rt::now();
             fs.upkeep().await;
-            release_unclaimed(&opening);
+            release_unclaimed(&opening, &*fs);
             let state = directory_state(&*fs, &path).await;
             if export.directory_is(state) {
                 report(export, state);
@@ -54,14 +54,14 @@ pub async fn run(opening: Arc<ExportOpener>) {
     }
 }
 
-/// Lets go deleted files that were kept for clients of before. By then each has come back, or has been
-/// given up.
-fn release_unclaimed(opening: &ExportOpener) {
+/// Lets go what was kept for clients of before. By then each has come back, or has been given up.
+fn release_unclaimed(opening: &ExportOpener, fs: &dyn Backend) {
     let export = &opening.exported;
-    if let (Some(descriptor_store), Some(uuid), Some(open_for)) =
-        (&opening.descriptor_store, export.uuid(), export.open_for())
-        && open_for >= opening.server.lease() * 2
-    {
+    if export.open_for().is_none_or(|open_for| open_for < opening.server.lease() * 2) {
+        return;
+    }
+    fs.recovered();
+    if let (Some(descriptor_store), Some(uuid)) = (&opening.descriptor_store, export.uuid()) {
         descriptor_store.release_inherited(|fs| fs == uuid);
     }
 }

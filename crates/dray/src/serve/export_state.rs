@@ -284,6 +284,11 @@ impl ExportState {
         all.into_iter().any(|fs| fs.hang(Duration::ZERO).is_some())
     }
 
+    /// Which servers below are away, in words, if it is forwarded to some.
+    pub fn servers_away(&self) -> Option<String> {
+        self.fs().and_then(|fs| fs.servers_away())
+    }
+
     /// What is known of the file system below, if it hangs.
     pub fn hang(&self) -> Option<Hang> {
         match (self.fs(), self.starting()) {

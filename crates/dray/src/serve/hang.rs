@@ -28,9 +28,10 @@ fn tell(export: &ExportState, before: Option<Hang>, now: Option<Hang>) {
     match (before, now) {
         (None, Some(hang)) => log::error!(
             "export `{name}` hangs: calls stuck in the file system below {dir}: {1}, the first for \
-             {0} s; other exports are served, and this one when its file system answers",
+             {0} s{2}; other exports are served, and this one when its file system answers",
             hang.since.as_secs(),
             hang.calls,
+            export.servers_away().map(|away| format!(" ({away})")).unwrap_or_default(),
         ),
         (Some(hang), None) => {
             log::warn!("export `{name}` answers again after more than {} s", hang.since.as_secs());

@@ -8,6 +8,7 @@ pub(crate) mod descriptors;
 pub(crate) mod export;
 pub(crate) mod export_monitor;
 pub(crate) mod export_state;
+mod forward;
 pub(crate) mod fs_identities;
 pub(crate) mod hang;
 mod held_back;

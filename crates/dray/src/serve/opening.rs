@@ -256,6 +256,7 @@ impl ExportOpener {
         export.admission = admission;
         export.insecure = plan.insecure;
         export.one_user = matches!(plan.squash, Squash::All(..));
+        export.squashes = plan.squash != Squash::None;
         export.definition =
             plan.projection.as_ref().map(|projection| Arc::new(projection.for_clients()));
         export.gives_object_ids =

@@ -14,6 +14,7 @@ use crate::mount::mount_table::{self, UnderlyingDirectory};
 use crate::serve::config::Config;
 use crate::serve::export::{ExportPlan, check_threads};
 use crate::serve::export_state::ExportState;
+use crate::serve::forward;
 use crate::serve::projections::{self, ServerNames};
 use crate::serve::state::boot_id;
 
@@ -113,6 +114,7 @@ pub fn server_options(plan: &ServePlan) -> Result<ServerOptions, Failure> {
             .clients_of_one_address_max
             .unwrap_or(defaults.sessions_of_one_max),
         boot: plan.boot,
+        forwarding: forward::nodes(),
         pool,
         ..defaults
     })

@@ -6,6 +6,7 @@
 //! all of the same export (docs/adr/0011-hanging-file-systems.md). Threads start with the
 //! first connection that needs them.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -58,6 +59,16 @@ struct Worker {
     stop: oneshot::Sender<()>,
     /// Says so when the thread has ended.
     ended: Receiver<()>,
+}
+
+thread_local! {
+    /// This thread serves connections until the process ends.
+    static SERVES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread serves connections of clients: its executor lasts as long as the process.
+pub fn is_serving_thread() -> bool {
+    SERVES.get()
 }
 
 /// Threads that did not end in time, by export.
@@ -182,6 +193,7 @@ impl Worker {
         let (stop, stopped) = oneshot::channel();
         let (end, ended): (Sender<()>, _) = channel();
         std::thread::Builder::new().name(format!("dray-serve-{index}")).spawn(move || {
+            SERVES.set(true);
             if let Some(cpu) = home {
                 let _ = CpuSet::only(cpu).pin(); // else it runs anywhere, which is slower only
             }

@@ -99,6 +99,7 @@ impl ServerReport {
                     "found": held.found,
                 })),
             })),
+            "servers_away": export.servers_away(),
             "hang": export.hang().map(|hang| json!({
                 "since_s": seconds(hang.since),
                 "calls": hang.calls,

@@ -85,6 +85,9 @@ fn server(report: &Value, room: Option<usize>, out: &mut String) {
                 ),
             );
         }
+        if let Some(away) = export["servers_away"].as_str() {
+            line(out, &format!("  {}: {away}", text(&export["name"])));
+        }
         let starting = &export["starting"];
         if let (false, Some(why)) = (starting["held_back"].is_null(), starting["error"].as_str()) {
             line(out, &format!("  {why}"));

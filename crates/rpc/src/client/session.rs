@@ -305,6 +305,11 @@ impl ClientSession {
         self.link.server().one_user
     }
 
+    /// Whether some callers are other users at the server than they say (`squash`), as the server said last.
+    pub fn squashes(&self) -> bool {
+        self.link.server().squashes
+    }
+
     /// Gives the calling thread a channel of its own, served by its executor, as long as
     /// there are not too many.
     pub fn attach_here(self: &Arc<ClientSession>) {

@@ -57,6 +57,8 @@ pub struct Export {
     pub(crate) instance: u64,
     /// Every caller is the same user there, and the server says so to clients.
     pub one_user: bool,
+    /// Some callers are other users there than they say, and clients are told.
+    pub squashes: bool,
     /// Of the projection of which it is a part: a client that places by another one is refused.
     /// None: it is no part of any.
     pub definition: Option<Arc<ExportDefinition>>,
@@ -103,6 +105,7 @@ impl Export {
             lost: Arc::default(),
             instance: 0, // its server gives it one
             one_user: false,
+            squashes: false,
             definition: None,
             gives_object_ids: false,
             ranges: Arc::default(),

@@ -9,6 +9,7 @@ mod exactly_once;
 mod execute;
 mod export;
 mod exports;
+mod forwarding;
 mod identities;
 mod journal;
 mod log_throttle;
@@ -31,6 +32,7 @@ mod withdrawal;
 
 pub use connection::{Admission, wanted_export};
 pub use export::{Allow, Export, ExportDefinition};
+pub use forwarding::ForwardingNodes;
 pub use journal::file::FileJournal;
 pub use journal::{
     ANSWER_MAX_BYTES, INTENT_MAX_BYTES, Journal, MemoryJournal, PersistentRecord, SessionRecord,

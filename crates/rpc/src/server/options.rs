@@ -1,10 +1,12 @@
 //! How a server behaves.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use dray_fabric::BufferPool;
 
 use crate::auth::Key;
+use crate::server::forwarding::ForwardingNodes;
 use crate::server::sabotage::Broken;
 #[cfg(feature = "sabotage")]
 use crate::server::sabotage::Sabotage;
@@ -46,6 +48,8 @@ pub struct ServerOptions {
     pub pool: BufferPool,
     /// Changes with every start of the machine.
     pub boot: u128,
+    /// By what other servers know this one, if it is their client.
+    pub forwarding: Arc<ForwardingNodes>,
     /// What a test breaks in the server on purpose.
     #[cfg(feature = "sabotage")]
     pub sabotage: Option<Sabotage>,
@@ -68,6 +72,7 @@ impl Default for ServerOptions {
             connections_max: 65_536,
             pool: BufferPool::new(256 << 20, 64 << 20),
             boot: 0,
+            forwarding: Arc::default(),
             #[cfg(feature = "sabotage")]
             sabotage: None,
         }

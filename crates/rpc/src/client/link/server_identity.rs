@@ -8,7 +8,7 @@ use super::Link;
 use crate::client::holdings::locks::HeldLock;
 use crate::wire::{
     FEATURE_LOOKUP_OPEN, FEATURE_ONE_WAY, FEATURE_SPLIT_READS, FEATURE_STAMPS, FEATURE_TICKETS,
-    ONE_USER, Welcome, feature_of,
+    ONE_USER, SQUASHES, Welcome, feature_of,
 };
 
 /// What opening at a lookup takes.
@@ -34,6 +34,8 @@ pub(crate) struct ServerIdentity {
     pub(super) features: u64,
     /// Whether all callers are one user at the server.
     pub(crate) one_user: bool,
+    /// Whether some callers are other users there.
+    pub(crate) squashes: bool,
     /// Times that the server had forgotten us.
     pub(crate) lost: u64,
 }
@@ -115,6 +117,7 @@ impl Link {
         known.split_reads = features & FEATURE_SPLIT_READS != 0;
         known.features = features;
         known.one_user = features & ONE_USER != 0;
+        known.squashes = features & SQUASHES != 0;
         self.met.send_replace(true);
         if first {
             self.memory.set_reestablished(welcome.instance);

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use super::{BYTES, OWN_BOOT, SessionMemory};
+use super::{BYTES, OWN_BOOT, STRIDE_BYTES, SessionMemory};
 
 impl SessionMemory {
     /// The memory in the file at `path`, which is made if there is none, and belongs to this process
@@ -28,7 +28,7 @@ impl SessionMemory {
             return SessionMemory::begin_file(file, boot);
         }
         let memory = SessionMemory::from_fd(OwnedFd::from(file.try_clone()?))?;
-        reserve(&file)?; // one of an earlier release was shorter
+        reserve(&file, 0)?; // one of an earlier release was shorter
         if memory.own_boot() == boot {
             return Ok(memory);
         }
@@ -37,8 +37,15 @@ impl SessionMemory {
         SessionMemory::begin_file(file, boot)
     }
 
+    /// The memory of the session with this index in a file that [`SessionMemory::open_file`] has opened,
+    /// likewise with all of its blocks. Errors: as there.
+    pub fn from_file_at(file: OwnedFd, index: usize) -> io::Result<SessionMemory> {
+        reserve(&file, index)?;
+        SessionMemory::from_fd_at(file, index)
+    }
+
     fn begin_file(file: File, boot: u128) -> io::Result<SessionMemory> {
-        reserve(&file)?;
+        reserve(&file, 0)?;
         let memory = SessionMemory::map(file.into(), 0)?;
         memory.set(OWN_BOOT, boot as u64);
         memory.set(OWN_BOOT + 1, (boot >> 64) as u64);
@@ -65,10 +72,11 @@ fn lock(file: &File) -> io::Result<()> {
     })
 }
 
-/// Has the file system give all blocks.
-fn reserve(file: &File) -> io::Result<()> {
+/// Has the file system give all blocks of the session with this index.
+fn reserve(file: &impl AsRawFd, index: usize) -> io::Result<()> {
+    let (begin, len_bytes) = ((index * STRIDE_BYTES) as libc::off_t, BYTES as libc::off_t);
     // SAFETY: no memory is passed.
-    match unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, BYTES as libc::off_t) } {
+    match unsafe { libc::fallocate(file.as_raw_fd(), 0, begin, len_bytes) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

@@ -245,6 +245,11 @@ impl SessionMemory {
         NodeId(self.get(NODE))
     }
 
+    /// Whether its node is known, be it drawn or said.
+    pub fn has_node(&self) -> bool {
+        self.get(NODE) != 0
+    }
+
     /// The client's node is `node`: that of another session of this client, whose requests and locks are
     /// known by the same numbers. To be said before the session begins.
     ///

@@ -20,7 +20,7 @@ use crate::server::session::ServerSession;
 use crate::server::sessions::refused;
 use crate::wire::{
     Auth, Challenge, FEATURES, HandshakeError, Hello, Malformed, ONE_USER, Proof, RECOVERING,
-    Refused, VERSION_MAX, VERSION_MIN, Welcome,
+    Refused, SQUASHES, VERSION_MAX, VERSION_MIN, Welcome,
 };
 
 /// The newest version that both ends speak.
@@ -117,7 +117,8 @@ impl ServerSink {
         let mut nonce = [0; 32];
         random_bytes(&mut nonce);
         let recovering = export.recovery.running();
-        let of_server = [(recovering, RECOVERING), (export.one_user, ONE_USER)];
+        let of_server =
+            [(recovering, RECOVERING), (export.one_user, ONE_USER), (export.squashes, SQUASHES)];
         let of_server = of_server.iter().filter(|(is_so, _)| *is_so).map(|(_, bit)| bit);
         let features = of_server.fold(hello.features & FEATURES, |all, bit| all | bit);
         let message = head.to_vec();
@@ -148,7 +149,13 @@ impl ServerSink {
                 },
             ));
         }
-        let export = self.server.exports.get(&hello.export)?;
+        let forwarding = &self.server.options.forwarding;
+        forwarding.check(&hello.export, hello.node)?;
+        let export = self.server.exports.get(&hello.export).inspect_err(|refused| {
+            if refused.errno == Errno::EAGAIN.raw() as u16 {
+                forwarding.note_waiting(&hello.export, hello.node);
+            }
+        })?;
         if !export.allows(self.connection.peer()) {
             return Err(refused(
                 Errno::EACCES,
