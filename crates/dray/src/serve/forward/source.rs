@@ -66,11 +66,10 @@ impl UpperServers {
         let first = self.greet(&options, self.node).await;
         if first.as_ref().err().is_none_or(may_pass) {
             for node in super::nodes().waiting_for(&self.name) {
-                match self.greet(&options, node).await {
-                    Err(error @ ConnectError::Refused { errno: Errno::ELOOP, .. }) => {
-                        return Err(UnavailableReason::Wrong(error.to_string()));
-                    }
-                    Ok(_) | Err(_) => {} // the first greeting has said so
+                // What else is wrong the first greeting has said.
+                let greeted = self.greet(&options, node).await;
+                if let Err(error @ ConnectError::Refused { errno: Errno::ELOOP, .. }) = greeted {
+                    return Err(UnavailableReason::Wrong(error.to_string()));
                 }
             }
         }
