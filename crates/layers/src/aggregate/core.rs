@@ -50,6 +50,7 @@ pub(super) struct Core {
     pub(super) windows: Arc<Shares>,
     pub(super) blocks: Arc<Shares>,
     lost: Arc<AtomicBool>,
+    stopped: AtomicBool,
     files: Mutex<IdMap<FileId, Weak<FileState>>>,
     /// Those that hold data. Few do, and these are looked through.
     active: Mutex<IdMap<FileId, Arc<FileState>>>,
@@ -86,6 +87,7 @@ impl Core {
             windows: Arc::new(Shares::new(options.read_ahead_bytes / BLOCK_BYTES)),
             blocks: Arc::new(Shares::new(slots)),
             lost: options.lost,
+            stopped: AtomicBool::new(false),
             files: Mutex::default(),
             active: Mutex::default(),
             pending_files: AtomicUsize::new(0),
@@ -103,6 +105,16 @@ impl Core {
     /// Whether what serves the export has gone.
     pub(super) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::SeqCst)
+    }
+
+    /// Whether writes may be merged. What could not be written is the next opening's, and so are its
+    /// slots.
+    pub(super) fn merges(&self) -> bool {
+        self.store.is_some() && !self.is_lost() && !self.stopped.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn stop_merging(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
     }
 
     pub(super) fn next_reader(&self) -> u64 {

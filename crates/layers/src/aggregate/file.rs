@@ -105,7 +105,7 @@ impl AggregatedFile {
             && !how.append
             && !how.sync
             && how.at < OFFSET_MAX
-            && self.state.core.store.is_some()
+            && self.state.core.merges()
             && self.how.flags & DIRECT == 0
             && self.has_written.load(Ordering::Relaxed)
             && (!how.kill_set_id || self.state.parts().privileges_cleared)

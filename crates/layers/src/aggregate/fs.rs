@@ -34,6 +34,12 @@ impl Aggregate {
         self.core.figures.clone()
     }
 
+    /// Writes what is pending, and merges no more.
+    pub async fn stop_merging(&self) {
+        self.core.stop_merging();
+        self.core.settle_quietly().await;
+    }
+
     fn inner(&self) -> &dyn FileSystem {
         &*self.core.inner
     }

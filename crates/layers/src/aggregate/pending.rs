@@ -76,8 +76,8 @@ enum Added {
 impl FileState {
     /// Merges a write. False: it has to be passed on, after what is pending of its bytes.
     pub(super) async fn merge(self: &Arc<Self>, write: &SmallWrite<'_>) -> bool {
-        if self.core.is_lost() {
-            return false; // slots of blocks that could not be written are the next opening's
+        if !self.core.merges() {
+            return false;
         }
         for piece in pieces(write.how.at, write.data.len()) {
             loop {
@@ -377,7 +377,10 @@ fn is_same_caller(one: &Arc<Identity>, other: &Arc<Identity>) -> bool {
 fn pieces(at: u64, len_bytes: usize) -> impl Iterator<Item = Piece> + Clone {
     let block_bytes = BLOCK_BYTES as u64;
     let end = at.saturating_add(len_bytes as u64);
-    let blocks = at / block_bytes..end.div_ceil(block_bytes);
+    let blocks = match at < end {
+        true => at / block_bytes..end.div_ceil(block_bytes),
+        false => 0..0,
+    };
     blocks.map(move |block| {
         let begin = block * block_bytes;
         let (start, stop) = (at.max(begin), end.min(begin.saturating_add(block_bytes)));
