@@ -5,6 +5,7 @@ mod site;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_core::{Errno, FileSystem, FsUuid, IdMap};
@@ -15,6 +16,7 @@ use dray_layers::aggregate::{
 use dray_testkit::conformance::{OptionalFeatures, suite};
 use dray_testkit::fixture::{TempDir, Tmpfs, block_on, simulate, skipped_without_root};
 use dray_testkit::model::Quirks;
+use dray_testkit::simulator::{WorkloadKind, run_merging, run_power_losses_merging};
 
 use site::{FOUL, Idle, agree, generated, generated_with_seeds, on_posix, posix, simulated};
 
@@ -128,4 +130,32 @@ fn clients_of_a_server_with_the_layer_agree_with_the_model() {
             })
         });
     }
+}
+
+/// Seeds of each kind of work in the simulator.
+const SIMULATED_SEEDS: u64 = 4;
+
+// proves: P166
+#[test]
+fn nothing_acknowledged_is_lost_when_a_server_that_merges_writes_dies_all_the_time() {
+    let mut merged = 0;
+    for kind in WorkloadKind::ALL {
+        for seed in 0..SIMULATED_SEEDS {
+            let kill_every = (seed % 2 == 0).then_some(Duration::from_millis(5));
+            let ran = run_merging(kind, seed, kill_every);
+            merged += ran.unwrap_or_else(|failure| panic!("{failure}")).merged;
+        }
+    }
+    assert!(merged > 100, "{merged} writes were merged");
+}
+
+// proves: P167
+#[test]
+fn what_clients_kept_outlives_a_loss_of_power_of_a_server_that_merges_writes() {
+    let mut merged = 0;
+    for seed in 0..100 {
+        merged +=
+            run_power_losses_merging(seed).unwrap_or_else(|failure| panic!("{failure}")).merged;
+    }
+    assert!(merged > 100, "{merged} writes were merged");
 }

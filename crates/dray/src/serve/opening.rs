@@ -271,6 +271,7 @@ impl ExportOpener {
         let mut export = Export::new(&plan.name, fs, plan.allow.clone());
         export.admission = admission;
         export.insecure = plan.insecure;
+        export.writes_late = plan.aggregation.merge_bytes > 0;
         export.one_user = matches!(plan.squash, Squash::All(..));
         export.definition =
             plan.projection.as_ref().map(|projection| Arc::new(projection.for_clients()));

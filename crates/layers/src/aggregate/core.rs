@@ -99,7 +99,7 @@ impl Core {
     }
 
     pub(super) fn reads_ahead(&self) -> bool {
-        self.windows.limit() > 0
+        self.windows.limit() > 0 && !self.stopped.load(Ordering::SeqCst)
     }
 
     /// Whether what serves the export has gone.
@@ -113,8 +113,17 @@ impl Core {
         self.store.is_some() && !self.is_lost() && !self.stopped.load(Ordering::SeqCst)
     }
 
-    pub(super) fn stop_merging(&self) {
+    /// From now on all calls are passed on.
+    pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);
+    }
+
+    /// Nobody serves it any more. What is pending is the next opening's. Files and their state refer to
+    /// each other until then.
+    pub(super) fn end(&self) {
+        self.stop();
+        let active = std::mem::take(&mut *lock(&self.active));
+        drop(active);
     }
 
     pub(super) fn next_reader(&self) -> u64 {
@@ -160,6 +169,9 @@ impl Core {
     /// A file holds data from now on, until they are old.
     pub(super) fn activate(self: &Arc<Self>, state: &Arc<FileState>) {
         let mut active = lock(&self.active);
+        if self.stopped.load(Ordering::SeqCst) {
+            return; // it ends: see `end`
+        }
         active.entry(state.id).or_insert_with(|| state.clone());
         let tended = self.tended.swap(true, Ordering::SeqCst);
         drop(active);

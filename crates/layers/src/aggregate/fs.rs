@@ -34,9 +34,9 @@ impl Aggregate {
         self.core.figures.clone()
     }
 
-    /// Writes what is pending, and merges no more.
+    /// Writes what is pending, and passes on all further calls.
     pub async fn stop_merging(&self) {
-        self.core.stop_merging();
+        self.core.stop();
         self.core.settle_quietly().await;
     }
 
@@ -94,6 +94,12 @@ impl Aggregate {
                 look().await
             }
         }
+    }
+}
+
+impl Drop for Aggregate {
+    fn drop(&mut self) {
+        self.core.end();
     }
 }
 

@@ -56,6 +56,9 @@ pub struct Export {
     pub(crate) instance: u64,
     /// Whoever calls is the same user there, and clients are told.
     pub one_user: bool,
+    /// What serves it answers writes before it carries them out, and reports errors later. Clients
+    /// are told.
+    pub writes_late: bool,
     /// Of the projection of which it is a part: a client that places by another one is refused.
     /// None: it is no part of any.
     pub definition: Option<Arc<ExportDefinition>>,
@@ -99,6 +102,7 @@ impl Export {
             lost: Arc::default(),
             instance: 0, // its server gives it one
             one_user: false,
+            writes_late: false,
             definition: None,
             ranges: Arc::default(),
             recovery_window: RecoveryWindow::default(),

@@ -82,6 +82,9 @@ pub const RECOVERING: u64 = 1 << 63;
 /// Among a server's features: whoever calls is the same user there, so that a client's kernel must not
 /// judge by the ids of its callers.
 pub const ONE_USER: u64 = 1 << 62;
+/// Among a server's features: it carries out writes after it has answered them, so that closes have to be
+/// passed on, which report errors.
+pub const LATE_WRITES: u64 = 1 << 61;
 
 /// Most bytes that a page of directory entries takes; it travels as data.
 pub const PAGE_MAX_BYTES: usize = 256 << 10;

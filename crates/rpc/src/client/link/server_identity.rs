@@ -6,7 +6,7 @@ use super::Link;
 use crate::client::holdings::locks::HeldLock;
 use crate::wire::{
     FEATURE_HALVES, FEATURE_LOOKUP_OPEN, FEATURE_ONE_WAY, FEATURE_STAMPS, FEATURE_TICKETS,
-    ONE_USER, Welcome, feature_of,
+    LATE_WRITES, ONE_USER, Welcome, feature_of,
 };
 
 /// What opening at a lookup takes.
@@ -30,6 +30,8 @@ pub(crate) struct ServerIdentity {
     pub(super) features: u64,
     /// Whether all callers are one user at the server.
     pub(crate) one_user: bool,
+    /// Whether it carries out writes after it has answered them.
+    pub(crate) writes_late: bool,
     /// Times that the server had forgotten us.
     pub(crate) lost: u64,
 }
@@ -108,6 +110,7 @@ impl Link {
         known.split_reads = features & FEATURE_HALVES != 0;
         known.features = features;
         known.one_user = features & ONE_USER != 0;
+        known.writes_late = features & LATE_WRITES != 0;
         self.met.send_replace(true);
         let (before, boot) = (self.memory.boot(), fold(welcome.boot));
         self.memory.set_boot(boot);
