@@ -29,6 +29,8 @@ pub(super) struct Window {
     /// Less than `len_bytes` at the end of the file. None: it is being read.
     data: Option<Buf>,
     begun: Instant,
+    /// Its last byte has been asked for: mostly nobody wants the rest again.
+    is_read: bool,
     _place: Reservation,
 }
 
@@ -101,14 +103,15 @@ impl FileState {
     }
 
     fn find(&self, wanted: &Wanted<'_>) -> Found {
-        let parts = self.parts();
-        let whole = |window: &&Window| window.at <= wanted.at && wanted.end() <= window.end();
-        let Some(window) = parts.windows.iter().find(whole) else { return Found::Nowhere };
+        let mut parts = self.parts();
+        let whole = |window: &&mut Window| window.at <= wanted.at && wanted.end() <= window.end();
+        let Some(window) = parts.windows.iter_mut().find(whole) else { return Found::Nowhere };
         let Some(data) = &window.data else { return Found::Coming };
         let start = (wanted.at - window.at) as usize;
         if is_older(window.begun, AGE_MAX) {
             return Found::Nowhere;
         }
+        window.is_read |= start + wanted.len_bytes == data.len();
         match start + wanted.len_bytes <= data.len() {
             true => Found::Here(data.slice(start..start + wanted.len_bytes)),
             false => Found::Below,
@@ -138,7 +141,8 @@ impl FileState {
         }
     }
 
-    /// Adds a window that is being read. An `eager` one takes the place of older ones.
+    /// Adds a window that is being read. If the client has its share it takes the place of one that has
+    /// been read; an `eager` one takes that of any.
     fn begin_window(
         self: &Arc<Self>,
         cx: &Context,
@@ -154,9 +158,14 @@ impl FileState {
         if parts.windows.iter().any(|one| one.overlaps((at, at.saturating_add(1)))) {
             return None;
         }
+        let has_ended = |(end, since)| at >= end && !is_older(since, AGE_MAX);
+        if !eager && parts.end.is_some_and(has_ended) {
+            return None;
+        }
         let mut place = self.core.windows.take(cx.taker()).ok();
-        if place.is_none() && eager {
-            let oldest = parts.windows.iter().filter(|one| one.data.is_some());
+        if place.is_none() {
+            let goes = |one: &&Window| one.data.is_some() && (eager || one.is_read);
+            let oldest = parts.windows.iter().filter(goes);
             let oldest = oldest.min_by_key(|one| one.serial)?.serial;
             self.remove(&mut parts, |one| one.serial == oldest);
             place = self.core.windows.take(cx.taker()).ok();
@@ -165,7 +174,15 @@ impl FileState {
         parts.serial += 1;
         let serial = parts.serial;
         let begun = dray_rt::now();
-        parts.windows.push(Window { serial, at, len_bytes, data: None, begun, _place });
+        parts.windows.push(Window {
+            serial,
+            at,
+            len_bytes,
+            data: None,
+            begun,
+            is_read: false,
+            _place,
+        });
         drop(parts);
         self.core.activate(self);
         Some(Fetch { serial, at, len_bytes })
@@ -173,21 +190,25 @@ impl FileState {
 
     /// Reads a window. Whoever changes the file meanwhile has forgotten it then.
     async fn fetch(self: &Arc<Self>, file: &Arc<dyn OpenFile>, cx: &Context, fetch: Fetch) {
-        let fetching = Fetching { state: self, serial: fetch.serial };
+        let _fetching = Fetching { state: self, serial: fetch.serial };
         let read = file.read(cx, fetch.at, BufMut::heap(fetch.len_bytes)).await;
         let figures = &self.core.figures;
         add(&figures.ahead_requests, 1);
-        if let Ok(data) = read
-            && !data.is_empty()
-        {
+        if let Ok(data) = read {
             add(&figures.ahead_bytes, data.len() as u64);
             let mut parts = self.parts();
+            let is_there = parts.windows.iter().any(|one| one.serial == fetch.serial);
+            if is_there && data.len() < fetch.len_bytes {
+                parts.end = Some((fetch.at + data.len() as u64, dray_rt::now()));
+            }
+            if data.is_empty() {
+                return; // the window goes
+            }
             if let Some(window) = parts.windows.iter_mut().find(|one| one.serial == fetch.serial) {
                 add(&figures.ahead_held_bytes, data.len() as u64);
                 window.data = Some(data.freeze());
             }
         }
-        drop(fetching);
     }
 
     /// Reads on in the background, where a stream is about to come.
@@ -239,6 +260,7 @@ impl FileState {
     /// they are changed.
     pub(super) fn forget(&self, start: u64, end: u64) {
         let mut parts = self.parts();
+        parts.end = None;
         if parts.windows.is_empty() {
             return;
         }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dray_core::{FileId, Result};
+use dray_rt::Instant;
 use dray_rt::sync::Notify;
 
 use super::ahead::Window;
@@ -30,6 +31,8 @@ pub(super) struct FileState {
 pub(super) struct Parts {
     pub(super) streams: Streams,
     pub(super) windows: Vec<Window>,
+    /// Where the file ended when that was last seen.
+    pub(super) end: Option<(u64, Instant)>,
     /// By their number in the file.
     pub(super) blocks: BTreeMap<u64, Block>,
     pub(super) errors: LateErrors,
@@ -110,6 +113,6 @@ impl Drop for FileState {
 }
 
 /// Whether something of this time is older than `age_max`.
-pub(super) fn is_older(since: dray_rt::Instant, age_max: Duration) -> bool {
+pub(super) fn is_older(since: Instant, age_max: Duration) -> bool {
     since.elapsed() >= age_max
 }

@@ -27,6 +27,8 @@ mod pending;
 mod recover;
 mod store;
 mod streams;
+#[cfg(test)]
+mod tests;
 
 pub use core::{AggregateOptions, PendingOptions};
 pub use figures::{AggregateCounts, AggregateFigures};
