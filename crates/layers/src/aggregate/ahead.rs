@@ -159,7 +159,7 @@ impl FileState {
             return None;
         }
         let has_ended = |(end, since)| at >= end && !is_older(since, AGE_MAX);
-        if !eager && parts.end.is_some_and(has_ended) {
+        if parts.end.is_some_and(has_ended) {
             return None;
         }
         let mut place = self.core.windows.take(cx.taker()).ok();
