@@ -12,8 +12,8 @@ use dray_bench::target::FileLocation;
 use dray_bench::tcp::Mode;
 use dray_bench::workload::{self, Run};
 use dray_bench::{
-    CommandResult, context, counters, hoard, idle, inetd, layers, lock_waiters, many, null_mount,
-    plot, report, sessions, tcp,
+    CommandResult, aggregate, context, counters, hoard, idle, inetd, layers, lock_waiters, many,
+    null_mount, plot, report, sessions, tcp,
 };
 
 /// Runs one command. An empty error asks for the usage.
@@ -34,6 +34,7 @@ pub fn run(command: &str, args: &BenchArgs) -> CommandResult {
         "lock-waiters" => lock_waiters(args),
         "counters" => count(args),
         "inetd" => inetd::run(args.number("port", 0)?, args.plain()),
+        "aggregate" => aggregate::run(args),
         "report" => report::run(args),
         "plot" => plot::run(args),
         _ => Err(String::new()),

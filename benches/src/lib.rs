@@ -7,6 +7,7 @@
 //! [`counters`], [`sessions`], [`lock_waiters`], [`hoard`] and [`many`] speak the wire themselves, as a client would,
 //! and [`null_mount`] uses the front end alone.
 
+pub mod aggregate;
 pub mod alloc;
 pub mod args;
 pub mod counters;

@@ -19,6 +19,7 @@ const USAGE: &str = "usage: dray-bench COMMAND ...
   lock-waiters   requests for locks that wait and are given up all at once
   hoard     connections that have the server remember as much as it lets them
   counters  allocations, bytes, system calls and round trips of single calls
+  aggregate      read-ahead and merged writes over a file system that is slow for each call
   inetd     gives each connection on a port to a new process
   report    medians, ratios and targets of a run, as JSON lines and as a table
   plot      figures and the tables of the pages from a run

@@ -5,11 +5,13 @@
 //! a file system that a server serves: there the server asks, before a call waits for others.
 //! [`metrics`] and [`faults`] are observers.
 //!
-//! *Transformers* carry out a call in their own way: [`placement`] makes one file system of several servers.
+//! *Transformers* carry out a call in their own way: [`placement`] makes one file system of several servers,
+//! and [`aggregate`] reads ahead and merges small writes.
 //!
 //! This crate must not know what is below or above it: neither wires, nor FUSE, nor where
 //! the options come from. It imports `core` and `rt` only.
 
+pub mod aggregate;
 mod export;
 pub mod faults;
 pub mod metrics;

@@ -124,10 +124,7 @@ fn failing(fs: Stack, op: Op, errno: Errno) -> Stack {
 /// Three blocks of 4 KiB, written and read by one client with `failing` at the servers that are not the
 /// file's home. Answers what was read of the whole and of the first block.
 async fn through_failing(op: Op, errno: Errno) -> (Result<Vec<u8>, Errno>, Result<Vec<u8>, Errno>) {
-    let text = format!(
-        "[projection.x]\nservers = [\"tcp://io1\", \"tcp://io2\", \"tcp://io3\"]\npath = \"/\"\n{STRIPED}"
-    );
-    let placement = Placement::new(&parse_definitions(&text).unwrap()[0]);
+    let placement = striped_placement();
     let fs = memory().remove(0);
     let (cx, name) = (Context::system(), Name::new(b"f").unwrap());
     let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
@@ -150,6 +147,41 @@ async fn through_failing(op: Op, errno: Errno) -> (Result<Vec<u8>, Errno>, Resul
     file.close(&cx).await.unwrap();
     let first = found.pop().unwrap();
     (found.pop().unwrap(), first)
+}
+
+/// A program may sync through another descriptor than it writes through.
+// proves: P150
+#[test]
+fn a_sync_reaches_every_server_that_can_have_a_block() {
+    for (layout_bytes, fails) in [(12_288_usize, true), (4096, false)] {
+        let outcome = block_on(async {
+            let (placement, fs) = (striped_placement(), memory().remove(0));
+            let (cx, name) = (Context::system(), Name::new(b"f").unwrap());
+            let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
+            let (entry, made) = fs.create(&cx, fs.info().root, name, how).await.unwrap();
+            made.write(&cx, Write::at(0), Buf::from(vec![1; layout_bytes])).await.unwrap();
+            made.close(&cx).await.unwrap();
+            let home = usize::from(placement.home(entry.id).0);
+            let servers = (0..SERVERS).map(|server| match server == home {
+                true => fs.clone(),
+                false => failing(fs.clone(), Op::Sync, Errno::EIO),
+            });
+            let client = placed(servers.collect(), 1, STRIPED).await.remove(0);
+            let file = client.open(&cx, entry.id, OpenHow::READ).await.unwrap();
+            let outcome = file.sync(&cx, false).await.map_err(|error| error.errno());
+            let _ = file.close(&cx).await;
+            outcome
+        });
+        assert_eq!(outcome, if fails { Err(Errno::EIO) } else { Ok(()) }, "{layout_bytes}");
+    }
+}
+
+fn striped_placement() -> Placement {
+    let text = format!(
+        "[projection.x]\nservers = [\"tcp://io1\", \"tcp://io2\", \"tcp://io3\"]\npath = \"/\"\n\
+         {STRIPED}"
+    );
+    Placement::new(&parse_definitions(&text).unwrap()[0])
 }
 
 /// A block is used at its own server. Where that one cannot open the file, its home has all blocks.

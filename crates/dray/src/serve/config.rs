@@ -66,6 +66,8 @@ pub struct ExportTable {
     anongid: Option<u32>,
     allow: Vec<String>,
     insecure: bool,
+    read_ahead: Option<String>,
+    merge_writes: Option<String>,
     backend: Option<String>,
     /// Those of its backend's own.
     #[serde(skip)]
@@ -101,8 +103,19 @@ const KEYS: [&str; 14] = [
     "export",
     "fault",
 ];
-const EXPORT_KEYS: [&str; 9] =
-    ["name", "dir", "read_only", "squash", "anonuid", "anongid", "allow", "insecure", "backend"];
+const EXPORT_KEYS: [&str; 11] = [
+    "name",
+    "dir",
+    "read_only",
+    "squash",
+    "anonuid",
+    "anongid",
+    "allow",
+    "insecure",
+    "read_ahead",
+    "merge_writes",
+    "backend",
+];
 const FAULT_KEYS: [&str; 6] = ["export", "op", "error", "delay_ms", "one_in", "nth"];
 
 /// Of a configuration; /dev/zero has no end.
@@ -345,6 +358,11 @@ impl ExportTable {
         }
         plan.read_only = self.read_only;
         plan.insecure = self.insecure;
+        for (key, value) in [("read_ahead", &self.read_ahead), ("merge_writes", &self.merge_writes)]
+        {
+            let value = value.as_deref().unwrap_or("no");
+            plan.aggregation.set(key, value).map_err(of)?;
+        }
         plan.with_own(&self.own).map_err(of)
     }
 }

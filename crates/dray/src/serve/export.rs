@@ -11,6 +11,7 @@ use dray_core::{Gid, Uid};
 use dray_rpc::server::Allow;
 
 use crate::mount::foreign_options;
+use crate::serve::aggregation::{AGGREGATION_OPTIONS, AggregationPlan};
 use crate::serve::backend_options::{BackendOptions, backend_at};
 use crate::serve::forward;
 use crate::serve::projections::ServedProjection;
@@ -35,6 +36,8 @@ pub struct ExportPlan {
     pub backend: &'static dyn BackendKind,
     /// Where its files are.
     pub source: Arc<dyn BackendSource>,
+    /// Read-ahead and merged writes.
+    pub aggregation: AggregationPlan,
     /// The projection that it is this server's part of.
     pub projection: Option<Arc<ServedProjection>>,
 }
@@ -75,6 +78,7 @@ impl ExportPlan {
             squash: Squash::Root(Squash::NOBODY.0, Squash::NOBODY.1),
             allow: Vec::new(),
             insecure: false,
+            aggregation: AggregationPlan::default(),
         })
     }
 
@@ -113,12 +117,22 @@ pub struct UnconfiguredExport {
     pub squash: Squash,
     pub allow: Vec<Allow>,
     pub insecure: bool,
+    pub aggregation: AggregationPlan,
 }
 
 impl UnconfiguredExport {
     /// With the options of the backend's own.
     pub fn with_own(self, own: &BackendOptions) -> Result<ExportPlan, String> {
-        let UnconfiguredExport { backend, name, dir, read_only, squash, allow, insecure } = self;
+        let UnconfiguredExport {
+            backend,
+            name,
+            dir,
+            read_only,
+            squash,
+            allow,
+            insecure,
+            aggregation,
+        } = self;
         let source = backend
             .configure(&ExportSettings { name: &name, dir: &dir, read_only, squash, own })
             .map_err(|wrong| {
@@ -135,6 +149,7 @@ impl UnconfiguredExport {
             insecure,
             backend,
             source,
+            aggregation,
             projection,
         })
     }
@@ -174,6 +189,9 @@ impl UnconfiguredExport {
                 "anonuid" => uid = Uid(id()?),
                 "anongid" => gid = Gid(id()?),
                 "backend" if part.contains('=') => {} // it has been heeded
+                _ if AGGREGATION_OPTIONS.contains(&key) => {
+                    self.aggregation.set(key, value).map_err(|what| wrong(&what))?;
+                }
                 _ if self.backend.options().contains(&key) => {
                     let value = if part.contains('=') { value } else { "yes" };
                     own.insert(key.to_owned(), value.to_owned());
@@ -189,7 +207,8 @@ impl UnconfiguredExport {
         if let Some(instead) = foreign_options::of_an_export(key) {
             return format!("unknown option `{key}`: {instead}");
         }
-        let known = OPTIONS.iter().chain(self.backend.options()).copied();
+        let known =
+            OPTIONS.iter().chain(&AGGREGATION_OPTIONS).chain(self.backend.options()).copied();
         wrong(&format!("unknown option `{key}`{}", hint(key, known)))
     }
 }
@@ -273,6 +292,8 @@ mod tests {
         assert!(source("a=/x/y,mountpoint=/x").contains("mountpoint: Some(\"/x\")"));
         let memory = parse("a=,backend=memory,squash=none,size_mib=8").unwrap();
         assert_eq!((memory.backend.name(), memory.dir.to_str()), ("memory", Some("memory:a")));
+        let merging = parse("a=/x,read_ahead=8M,merge_writes=64M").unwrap().aggregation;
+        assert_eq!((merging.read_ahead_bytes, merging.merge_bytes), (8 << 20, 64 << 20));
         // What a script leaves between or behind commas is no harm.
         assert!(parse("a=/x,,ro,").unwrap().read_only);
     }
@@ -308,6 +329,8 @@ mod tests {
             ("home=/srv,no_root_squash", "unknown option `no_root_squash`: squash=none"),
             ("home=/srv,10.0.0.0/8", "unknown option"),
             ("home=/srv,anonuid=x", "number"),
+            ("home=/srv,merge_writes=1K", "at least 4M"),
+            ("home=/srv,readahead=8M", "did you mean `read_ahead`?"),
             ("home=/srv,mountpoint=srv", "absolute path of a mount point, not `srv`"),
             ("home=/srv,mountpoint=ye", "did you mean `yes`?"),
             ("home=/srv,direct=1", "direct is yes or no, not `1`"),

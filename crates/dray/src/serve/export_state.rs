@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use dray_backends::backend::{Backend, FsIdentity, Hang, OnDeath};
 use dray_core::FsUuid;
+use dray_layers::aggregate::{Aggregate, AggregateCounts};
 use dray_layers::metrics::Metrics;
 use dray_rt::Instant;
 
@@ -41,6 +42,8 @@ struct State {
     fs: Option<Arc<dyn Backend>>,
     /// What served it before it was withdrawn, as long as calls are in there.
     former: Option<Weak<dyn Backend>>,
+    /// Read-ahead and merged writes, if they are on.
+    aggregate: Option<Weak<Aggregate>>,
     /// What it is to clients.
     uuid: Option<FsUuid>,
     /// Since when it has been starting, or open.
@@ -103,6 +106,7 @@ impl ExportState {
                 dir: None,
                 fs: None,
                 former: None,
+                aggregate: None,
                 uuid: None,
                 begun: dray_rt::now(),
                 open: false,
@@ -239,6 +243,21 @@ impl ExportState {
     /// What serves it, once its file system has answered.
     pub fn fs(&self) -> Option<Arc<dyn Backend>> {
         self.state().fs.clone()
+    }
+
+    /// It is served with this layer, or without one.
+    pub fn aggregates(&self, layer: Option<&Arc<Aggregate>>) {
+        self.state().aggregate = layer.map(Arc::downgrade);
+    }
+
+    /// Its read-ahead and merged writes; none: they are off, or it is not open.
+    pub fn aggregate(&self) -> Option<Arc<Aggregate>> {
+        self.state().aggregate.as_ref().and_then(Weak::upgrade)
+    }
+
+    /// What these have done.
+    pub fn aggregate_counts(&self) -> Option<AggregateCounts> {
+        Some(self.aggregate()?.figures().counts())
     }
 
     /// What has become of the directory itself, as is looked for now and then. False if that was known.

@@ -1,5 +1,6 @@
 //! The metrics of a server.
 
+use dray_layers::aggregate::AggregateCounts;
 use dray_layers::metrics::PrometheusText;
 use dray_rpc::server::{RecoveryStatus, RefusedStatus};
 
@@ -19,6 +20,7 @@ pub fn text(report: &ServerReport) -> String {
     hangs(report, &mut text);
     held_back(report, &mut text);
     mapped_twice(&status.mapped_twice, &mut text);
+    aggregates(report, &mut text);
     recovery(&status.recovery, &mut text);
     refused(&status.refused, &mut text);
     let operations = status.operations.len() + status.operations_left_out;
@@ -81,6 +83,27 @@ fn held_back(report: &ServerReport, text: &mut String) {
         // From the first moment on it is not 0.
         let seconds = held.map_or(0, |held| held.since.as_secs().max(1));
         sample(text, name, &format!("export=\"{}\"", export.name), seconds);
+    }
+}
+
+/// What read-ahead and merged writes have done for the exports that have them.
+fn aggregates(report: &ServerReport, text: &mut String) {
+    let all: Vec<_> = report
+        .exports
+        .iter()
+        .filter_map(|export| Some((&export.name, export.aggregate_counts()?)))
+        .collect();
+    for (index, (name, _)) in AggregateCounts::default().named().enumerate() {
+        let is_held = name.ends_with("held_bytes") || name.starts_with("pending");
+        let (kind, end) = if is_held { (Gauge, "") } else { (Counter, "_total") };
+        let name = format!("dray_aggregate_{name}{end}");
+        if !all.is_empty() {
+            head(text, &name, kind, "Read-ahead and merged writes (see OPERATIONS).");
+        }
+        for (export, counts) in &all {
+            let value = counts.named().nth(index).map_or(0, |(_, value)| value);
+            sample(text, &name, &format!("export=\"{export}\""), value);
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! `dray serve`.
 
+mod aggregation;
 mod backend_options;
 pub(crate) mod config;
 pub(crate) mod descriptor_store;
@@ -329,8 +330,23 @@ async fn serve(
             "the next server waits for clients that have left: their last writes are not on media yet"
         );
     }
+    settle_pending(&report.exports).await;
     drop(control);
     Ok(())
+}
+
+/// Has merged writes written: a machine that is turned off next keeps nothing of them.
+async fn settle_pending(exports: &[Arc<ExportState>]) {
+    for export in exports {
+        let Some(layer) = export.aggregate() else { continue };
+        if timeout(PARTED_MAX, layer.stop_merging()).await.is_err() {
+            log::warn!(
+                "export `{}`: its file system does not take pending data in time; the next server writes \
+                 them, if the machine does not lose power before",
+                export.name
+            );
+        }
+    }
 }
 
 /// What became of an address, and what to do. `ours`: where this server listens already.

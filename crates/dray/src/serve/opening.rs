@@ -7,13 +7,16 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dray_backends::backend::{BackendResources, DescriptorStore, FoundBackend, Squash};
+use dray_backends::backend::{Backend, BackendResources, DescriptorStore, FoundBackend, Squash};
+use dray_core::FileSystem;
+use dray_layers::aggregate::{Aggregate, PendingEra};
 use dray_layers::faults::{Fault, Faults};
 use dray_layers::{ObservedExport, Observer, observe_export};
 use dray_rpc::server::{Export, ExportLost, Server, StateLoss};
 use dray_rt::{DriverKind, Executor};
 
 use crate::error::{ErrorContext, Failure};
+use crate::serve::aggregation::{PendingFile, aggregate};
 use crate::serve::descriptor_store::DescriptorStoreClient;
 use crate::serve::descriptors::Descriptors;
 use crate::serve::export::ExportPlan;
@@ -93,6 +96,15 @@ fn wait_for_all(outcomes: &Receiver<Result<(), Failure>>) -> Result<(), Failure>
     }
 }
 
+/// What serves an export, before the layers are around it.
+struct Below {
+    backend: Arc<dyn Backend>,
+    /// To what its pending data have to belong.
+    era: PendingEra,
+    /// Set when it has died.
+    lost: Arc<AtomicBool>,
+}
+
 /// Why an export is not opened now.
 pub(super) struct OpenFailure {
     failure: Failure,
@@ -158,8 +170,9 @@ impl ExportOpener {
     fn open(&self, loss: StateLoss) -> Result<(), OpenFailure> {
         let mut executor =
             Executor::new(DriverKind::Epoll).doing(|| "cannot start an executor".into())?;
-        let export = self.below()?;
+        let below = self.below()?;
         self.wait_for_former()?;
+        let export = self.export(below, &mut executor)?;
         let opened = executor.block_on(self.server.open(export, loss));
         opened.map_err(|ExportLost| self.died())
     }
@@ -217,8 +230,8 @@ impl ExportOpener {
         }
     }
 
-    /// Puts the export's stack together: observers over what serves it.
-    fn below(&self) -> Result<Export, OpenFailure> {
+    /// Opens what serves the export.
+    fn below(&self) -> Result<Below, OpenFailure> {
         let plan = &self.plan;
         let found = self.find()?;
         let dir = found.dir().to_owned();
@@ -251,10 +264,20 @@ impl ExportOpener {
             return Err(self.no_shared_ids().into());
         }
         self.exported.answered(&dir, backend.clone());
-        let ObservedExport { fs, admission } = observe_export(backend, self.observers());
+        let era = PendingEra { boot: self.boot, uuid: identity.uuid };
+        Ok(Below { backend, era, lost })
+    }
+
+    /// Puts the export's stack together: observers over what serves it.
+    fn export(&self, below: Below, executor: &mut Executor) -> Result<Export, Failure> {
+        let plan = &self.plan;
+        let Below { backend, era, lost } = below;
+        let fs = self.aggregated(backend, era, &lost, executor)?;
+        let ObservedExport { fs, admission } = observe_export(fs, self.observers());
         let mut export = Export::new(&plan.name, fs, plan.allow.clone());
         export.admission = admission;
         export.insecure = plan.insecure;
+        export.writes_late = plan.aggregation.merge_bytes > 0;
         export.one_user = matches!(plan.squash, Squash::All(..));
         export.squashes = plan.squash != Squash::None;
         export.definition =
@@ -262,6 +285,22 @@ impl ExportOpener {
         export.gives_object_ids =
             plan.projection.as_ref().is_some_and(|projection| projection.is_home());
         Ok(export.that_may_be_lost(lost))
+    }
+
+    /// The file system with read-ahead and merged writes, if they are on.
+    fn aggregated(
+        &self,
+        fs: Arc<dyn FileSystem>,
+        era: PendingEra,
+        lost: &Arc<AtomicBool>,
+        executor: &mut Executor,
+    ) -> Result<Arc<dyn FileSystem>, Failure> {
+        let export = &self.plan.name;
+        let path = self.with_state(|state| state.dir().join(format!("pending-{export}")))?;
+        let pending = PendingFile { export, path: &path, era };
+        let layer = aggregate(self.plan.aggregation, &pending, &fs, lost, executor)?;
+        self.exported.aggregates(layer.as_ref());
+        Ok(layer.map_or(fs, |layer: Arc<Aggregate>| layer))
     }
 
     /// Who looks on at the calls to the export: a line for each.

@@ -89,6 +89,10 @@ impl ServerReport {
             }),
             "ops": ops,
             "mapped_twice": mapped_twice,
+            "aggregate": export.aggregate_counts().map(|counts| {
+                let named = counts.named().map(|(name, count)| (name.to_owned(), json!(count)));
+                Value::Object(named.collect())
+            }),
             "gone": export.directory_state() != DirectoryState::There,
             "moved": export.directory_state() == DirectoryState::Elsewhere,
             "starting": export.starting().map(|starting| json!({

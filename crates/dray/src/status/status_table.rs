@@ -88,6 +88,20 @@ fn server(report: &Value, room: Option<usize>, out: &mut String) {
         if let Some(away) = export["servers_away"].as_str() {
             line(out, &format!("  {}: {away}", text(&export["name"])));
         }
+        if let counts @ Value::Object(_) = &export["aggregate"] {
+            line(
+                out,
+                &format!(
+                    "  {}: {} reads ({}) from read-ahead, {} writes merged into {}; {} pending",
+                    text(&export["name"]),
+                    counts["read_hits"],
+                    size(&counts["read_hit_bytes"]),
+                    counts["writes_merged"],
+                    counts["late_requests"],
+                    size(&counts["pending_bytes"]),
+                ),
+            );
+        }
         let starting = &export["starting"];
         if let (false, Some(why)) = (starting["held_back"].is_null(), starting["error"].as_str()) {
             line(out, &format!("  {why}"));

@@ -154,7 +154,7 @@ impl OpenFile for PlacedFile {
 
     fn sync<'a>(&'a self, cx: &'a Context, data_only: bool) -> Fut<'a, Result<()>> {
         match &self.striped {
-            Some(striped) => Box::pin(self.at_all(striped, move |file| file.sync(cx, data_only))),
+            Some(striped) => Box::pin(striped.sync(cx, data_only)),
             None => self.inner.sync(cx, data_only),
         }
     }

@@ -90,6 +90,16 @@ impl Placement {
         self.ranked(self.data_hash, key_of(self.data_hash, id.ino), place)
     }
 
+    /// The servers that have a block of a striped file of this size, the home first.
+    pub(super) fn servers_of(
+        &self,
+        id: FileId,
+        size_bytes: u64,
+    ) -> impl Iterator<Item = ServerIndex> {
+        let blocks = size_bytes.div_ceil(self.stripe_bytes).clamp(1, self.width as u64);
+        (0..blocks).map(move |block| self.block(id, block))
+    }
+
     /// The server of the block that has the byte at `at`.
     pub(super) fn block_at(&self, id: FileId, at: u64) -> ServerIndex {
         self.block(id, at / self.stripe_bytes)

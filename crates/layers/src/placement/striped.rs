@@ -68,6 +68,21 @@ impl StripedFile {
         std::iter::once(&self.home.1).chain(self.further.iter().filter_map(OnceLock::get))
     }
 
+    /// Syncs what has been written at every server that can have a block, whoever wrote it. Errors: the
+    /// first.
+    pub(super) async fn sync(&self, cx: &Context, data_only: bool) -> Result<()> {
+        let size = self.home.1.getattr(cx).await?.size;
+        let mut files: Vec<&dyn OpenFile> = Vec::new();
+        for server in self.shared.placement.servers_of(self.id, size) {
+            let file = self.at(cx, server).await;
+            if !files.iter().any(|other| std::ptr::addr_eq(*other, file)) {
+                files.push(file);
+            }
+        }
+        let syncs = files.into_iter().map(|file| file.sync(cx, data_only)).collect();
+        join_all(syncs).await.into_iter().collect()
+    }
+
     /// The file at the server of a block.
     async fn at(&self, cx: &Context, server: ServerIndex) -> &dyn OpenFile {
         if server == self.home.0 || self.at_home_alone.load(Ordering::Relaxed) {

@@ -46,7 +46,9 @@ impl SessionControl for RemoteFs {
     }
 
     fn owes_error(&self, id: FileId) -> bool {
-        self.session.link.unsynced.may_report_loss(id)
+        let link = &self.session.link;
+        link.unsynced.may_report_loss(id)
+            || link.server().writes_late && link.unsynced.has_changes_of(id)
     }
 
     fn mapped(&self, id: FileId) {

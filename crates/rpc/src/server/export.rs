@@ -59,6 +59,9 @@ pub struct Export {
     pub one_user: bool,
     /// Some callers are other users there than they say, and clients are told.
     pub squashes: bool,
+    /// What serves it answers writes before it carries them out, and reports errors later. Clients
+    /// are told.
+    pub writes_late: bool,
     /// Of the projection of which it is a part: a client that places by another one is refused.
     /// None: it is no part of any.
     pub definition: Option<Arc<ExportDefinition>>,
@@ -106,6 +109,7 @@ impl Export {
             instance: 0, // its server gives it one
             one_user: false,
             squashes: false,
+            writes_late: false,
             definition: None,
             gives_object_ids: false,
             ranges: Arc::default(),

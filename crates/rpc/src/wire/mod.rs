@@ -85,6 +85,9 @@ pub const ONE_USER: u64 = 1 << 62;
 /// Among a server's features: some callers are other users there than they say. A server that forwards
 /// looks at files as root for its clients, and needs an export without that.
 pub const SQUASHES: u64 = 1 << 61;
+/// Among a server's features: it carries out writes after it has answered them, so that closes have to be
+/// passed on, which report errors.
+pub const LATE_WRITES: u64 = 1 << 60;
 
 /// Most bytes that a page of directory entries takes; it travels as data.
 pub const PAGE_MAX_BYTES: usize = 256 << 10;

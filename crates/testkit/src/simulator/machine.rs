@@ -4,15 +4,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dray_backends::memory::{MemoryDisk, MemoryFs, MemoryOptions};
-use dray_core::FileSystem;
+use dray_core::{FileSystem, FsUuid};
 use dray_fabric::BufferPool;
 use dray_fabric::sim::Network;
 use dray_layers::Observed;
+use dray_layers::aggregate::{
+    Aggregate, AggregateFigures, AggregateOptions, PendingEra, PendingOptions, recover,
+};
 use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::server::{
     Export, MemoryJournal, Sabotage, Server, ServerOptions, ServerStatus, StateLoss,
 };
 use dray_rt::{ExecutorHandle, Scope};
+
+use crate::fixture::TempDir;
 
 /// The server's name on the network.
 pub(super) const SERVER: &str = "server";
@@ -24,6 +29,10 @@ pub(super) const LEASE: Duration = Duration::from_secs(60);
 /// Between the pieces of a read: about as long as a message takes. Without it hardly any seed has a
 /// write between them.
 const READ_PAUSE: Duration = Duration::from_micros(100);
+
+/// Pending data, and data that are read ahead, at a server that merges writes, bytes.
+const MERGE_BYTES: usize = 4 << 20;
+const READ_AHEAD_BYTES: usize = 4 << 20;
 
 /// Memory for data at the server, bytes.
 const POOL_BYTES: usize = 64 << 20;
@@ -38,6 +47,8 @@ struct Inner {
     journal: MemoryJournal,
     sabotage: Option<Sabotage>,
     slow: Option<(u64, Duration)>,
+    /// Where pending data outlive the process, if the server merges writes.
+    merging: Option<TempDir>,
     instance: Mutex<ServerInstance>,
 }
 
@@ -45,6 +56,9 @@ struct ServerInstance {
     scope: Scope,
     server: Option<Server>,
     fs: Option<MemoryFs>,
+    figures: Option<Arc<AggregateFigures>>,
+    /// Writes that servers merged which are dead.
+    merged: u64,
     pools: Vec<BufferPool>,
     boot: u128,
     /// What the server that starts next has lost.
@@ -62,6 +76,16 @@ impl ServerMachine {
         sabotage: Option<Sabotage>,
         slow: Option<(u64, Duration)>,
     ) -> ServerMachine {
+        ServerMachine::with(network, sabotage, slow, None)
+    }
+
+    /// The same, whose server reads ahead and merges writes. Their data outlive it in `merging`.
+    pub(super) fn with(
+        network: &Network,
+        sabotage: Option<Sabotage>,
+        slow: Option<(u64, Duration)>,
+        merging: Option<TempDir>,
+    ) -> ServerMachine {
         ServerMachine(Arc::new(Inner {
             network: network.clone(),
             disk: MemoryDisk::new(MemoryOptions {
@@ -72,10 +96,13 @@ impl ServerMachine {
             journal: MemoryJournal::default(),
             sabotage,
             slow,
+            merging,
             instance: Mutex::new(ServerInstance {
                 scope: Scope::default(),
                 server: None,
                 fs: None,
+                figures: None,
+                merged: 0,
                 pools: Vec::new(),
                 boot: 1,
                 loss: StateLoss::Nothing,
@@ -99,6 +126,7 @@ impl ServerMachine {
             let fault = Fault { op: None, when: When::OneIn(one_in), delay, error: None };
             below = Arc::new(Observed::new(below, Arc::new(Faults::new(vec![fault]))));
         }
+        below = self.merging(below).await;
         let pool = BufferPool::new(POOL_BYTES, 0);
         let options = ServerOptions {
             lease: LEASE,
@@ -121,6 +149,44 @@ impl ServerMachine {
         instance.pools.retain(|pool| pool.stats().used_bytes > 0);
         instance.pools.push(pool);
         (instance.scope, instance.server, instance.fs) = (scope, Some(server), Some(fs));
+    }
+
+    /// With read-ahead and merged writes, if the server has them. What the process before has left is written
+    /// first.
+    async fn merging(&self, below: Arc<dyn FileSystem>) -> Arc<dyn FileSystem> {
+        let Some(dir) = &self.0.merging else { return below };
+        let (path, era) = (
+            dir.path().join("pending"),
+            PendingEra { boot: self.instance().boot, uuid: FsUuid(1) },
+        );
+        let mut recovered = recover(&path, era, &*below, || false).await;
+        if recovered.is_err() {
+            // Something of the process before is still referred to here. A kernel would have unlocked it.
+            let copy = path.with_extension("copy");
+            std::fs::copy(&path, &copy)
+                .and_then(|_| std::fs::rename(&copy, &path))
+                .expect("a copy");
+            recovered = recover(&path, era, &*below, || false).await;
+        }
+        let recovered = recovered.expect("nobody else has it");
+        assert!(recovered.failed.is_empty(), "{recovered:?}");
+        let pending = Some(PendingOptions { path, bytes: MERGE_BYTES, era });
+        let options = AggregateOptions {
+            read_ahead_bytes: READ_AHEAD_BYTES,
+            pending,
+            ..AggregateOptions::default()
+        };
+        let layer =
+            Aggregate::new(below, options, recovered.failed).expect("room for pending data");
+        self.instance().figures = Some(layer.figures());
+        Arc::new(layer)
+    }
+
+    /// Writes that were merged.
+    pub(super) fn merged(&self) -> u64 {
+        let instance = self.instance();
+        instance.merged
+            + instance.figures.as_ref().map_or(0, |figures| figures.counts().writes_merged)
     }
 
     /// The server process is killed; nothing that it wrote is lost.
@@ -146,11 +212,12 @@ impl ServerMachine {
     }
 
     fn end_process(&self) {
-        let repeated = self.status().repeated_calls;
+        let (repeated, merged) = (self.status().repeated_calls, self.merged());
         let (scope, server) = {
             let mut instance = self.instance();
             instance.deaths += 1;
             instance.repeated += repeated;
+            (instance.merged, instance.figures) = (merged, None);
             instance.fs = None;
             (std::mem::take(&mut instance.scope), instance.server.take())
         };

@@ -25,6 +25,7 @@ use dray_fabric::sim::Network;
 use dray_rpc::server::Sabotage;
 use dray_rt::{DriverKind, Executor, random_u64, timeout};
 
+use crate::fixture::TempDir;
 use client::{ClientNode, SimClient};
 use machine::ServerMachine;
 use torment::RunPlan;
@@ -33,7 +34,7 @@ use work::Workload;
 pub use faults::FaultCounts;
 pub use history::{HistoryEvent, RegisterOp, linearizable, linearizable_from};
 pub use leaving::run_leaving;
-pub use power::{run_power_loss, run_power_losses, run_power_losses_of};
+pub use power::{run_power_loss, run_power_losses, run_power_losses_merging, run_power_losses_of};
 pub use work::{PowerKind, WorkloadKind};
 
 /// Success, or what is wrong.
@@ -54,6 +55,8 @@ pub struct RunReport {
     pub clients: usize,
     /// What went wrong until it was healed.
     pub faults: FaultCounts,
+    /// Writes that the server merged.
+    pub merged: u64,
     /// Simulated time that it took.
     pub took: Duration,
     /// Differs, as good as always, between runs that differ anywhere.
@@ -117,6 +120,18 @@ pub fn run_cut_short(
     run_planned(seed, sabotage, |seed| RunPlan { kind, kill_every, ..RunPlan::draw(seed) })
 }
 
+/// As [`run_of`], with a server that reads ahead and merges writes. `kill_every`: it dies so often.
+pub fn run_merging(
+    kind: WorkloadKind,
+    seed: u64,
+    kill_every: Option<Duration>,
+) -> Result<RunReport, RunFailure> {
+    run_planned(seed, None, |seed| {
+        let plan = RunPlan { kind, merges: true, ..RunPlan::draw(seed) };
+        RunPlan { kill_every: kill_every.or(plan.kill_every), ..plan }
+    })
+}
+
 fn run_planned(
     seed: u64,
     sabotage: Option<Sabotage>,
@@ -153,7 +168,8 @@ struct World {
 
 async fn simulate(plan: &RunPlan, sabotage: Option<Sabotage>) -> Outcome<RunReport> {
     let network = Network::new();
-    let machine = ServerMachine::new(&network, sabotage, plan.slow);
+    let merging = plan.merges.then(|| TempDir::new("merging").expect("a directory"));
+    let machine = ServerMachine::with(&network, sabotage, plan.slow, merging);
     machine.start().await;
     let work = plan.kind.work(plan.clients);
     let mut world = World { network, machine, nodes: Vec::new(), clients: Vec::new(), work };
@@ -170,6 +186,7 @@ async fn simulate(plan: &RunPlan, sabotage: Option<Sabotage>) -> Outcome<RunRepo
         work: world.work.name(),
         clients: plan.clients,
         faults,
+        merged: world.machine.merged(),
         took: Duration::from_nanos(dray_rt::now().as_nanos()),
         fingerprint: random_u64(),
     })

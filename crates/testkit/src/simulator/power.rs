@@ -11,6 +11,8 @@ use dray_rt::{random_u64, sleep, timeout};
 use super::client::{ClientNode, SimClient};
 use super::machine::ServerMachine;
 use super::work::{PowerKind, Workload};
+use crate::fixture::TempDir;
+
 use super::{FaultCounts, Outcome, RunFailure, RunReport, TIME_MAX};
 
 /// Losses of power in one run.
@@ -86,6 +88,8 @@ struct RunPlan {
     kills: bool,
     /// When a client crashes.
     crash_after: Option<Duration>,
+    /// The server reads ahead and merges writes.
+    merges: bool,
 }
 
 fn below(bound: u64) -> u64 {
@@ -111,6 +115,7 @@ impl RunPlan {
             kills: below(3) == 0,
             // What it kept goes with it: that must show in nobody else's file.
             crash_after: (own && below(4) == 0).then(|| Duration::from_millis(below(60))),
+            merges: false,
         }
     }
 }
@@ -129,9 +134,24 @@ pub fn run_power_losses_of(
     seed: u64,
     sabotage: Option<Sabotage>,
 ) -> Result<RunReport, RunFailure> {
+    run_power_losses_with(kind, seed, sabotage, false)
+}
+
+/// As [`run_power_losses`], with a server that reads ahead and merges writes.
+pub fn run_power_losses_merging(seed: u64) -> Result<RunReport, RunFailure> {
+    let kind = PowerKind::ALL[(seed % PowerKind::ALL.len() as u64) as usize];
+    run_power_losses_with(kind, seed, None, true)
+}
+
+fn run_power_losses_with(
+    kind: PowerKind,
+    seed: u64,
+    sabotage: Option<Sabotage>,
+    merges: bool,
+) -> Result<RunReport, RunFailure> {
     let mut plan = None;
     let ran = super::in_simulation(seed, async {
-        let drawn = plan.insert(RunPlan::draw(kind));
+        let drawn = plan.insert(RunPlan { merges, ..RunPlan::draw(kind) });
         simulate_kept(drawn, sabotage).await
     });
     ran.map_err(|what| RunFailure { seed, plan: format!("{plan:?}"), what })
@@ -139,7 +159,8 @@ pub fn run_power_losses_of(
 
 async fn simulate_kept(plan: &RunPlan, sabotage: Option<Sabotage>) -> Outcome<RunReport> {
     let network = Network::new();
-    let machine = ServerMachine::new(&network, sabotage, None);
+    let merging = plan.merges.then(|| TempDir::new("merging").expect("a directory"));
+    let machine = ServerMachine::with(&network, sabotage, None, merging);
     machine.start().await;
     let (nodes, clients) = mount_all(plan, &network).await?;
     let work = plan.kind.work(&machine, plan.replay_bytes >= 1 << 20);
@@ -188,6 +209,7 @@ async fn simulate_kept(plan: &RunPlan, sabotage: Option<Sabotage>) -> Outcome<Ru
         work: work.name(),
         clients: plan.clients,
         faults,
+        merged: machine.merged(),
         took: Duration::from_nanos(dray_rt::now().as_nanos()),
         fingerprint: random_u64(),
     })

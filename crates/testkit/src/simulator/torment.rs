@@ -35,6 +35,8 @@ pub(super) struct RunPlan {
     pub(super) crash_after: Option<Duration>,
     /// It does not crash then: the administrator has it go. See [`RunPlan::evicts`].
     pub(super) evict: bool,
+    /// The server reads ahead and merges writes.
+    pub(super) merges: bool,
 }
 
 fn below(bound: u64) -> u64 {
@@ -67,6 +69,7 @@ impl RunPlan {
             crash_after: (below(4) == 0).then(|| millis(1, 100)),
             // Not drawn: seeds that once showed a fault show it still.
             evict: seed % 3 == 1,
+            merges: false,
         };
         if plan.evict && plan.crash_after.is_some() {
             (plan.kill_every, plan.cut_every) = (None, None);

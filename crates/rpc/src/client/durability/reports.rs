@@ -79,6 +79,11 @@ impl UnsyncedLog {
         of_file || state.inherited == InheritedChanges::Lost
     }
 
+    /// Whether changes of `id` may not be on media.
+    pub(crate) fn has_changes_of(&self, id: FileId) -> bool {
+        self.lock().files.get(&id).is_some_and(|file| !file.is_clean())
+    }
+
     /// Waits for the end of a replay: only then it is known what is lost. Errors: `EINTR` when
     /// cancelled.
     pub(crate) async fn losses_known(&self, cx: &Context) -> Result<()> {

@@ -8,7 +8,7 @@ use super::Link;
 use crate::client::holdings::locks::HeldLock;
 use crate::wire::{
     FEATURE_LOOKUP_OPEN, FEATURE_ONE_WAY, FEATURE_SPLIT_READS, FEATURE_STAMPS, FEATURE_TICKETS,
-    ONE_USER, SQUASHES, Welcome, feature_of,
+    LATE_WRITES, ONE_USER, SQUASHES, Welcome, feature_of,
 };
 
 /// What opening at a lookup takes.
@@ -36,6 +36,8 @@ pub(crate) struct ServerIdentity {
     pub(crate) one_user: bool,
     /// Whether some callers are other users there.
     pub(crate) squashes: bool,
+    /// Whether it carries out writes after it has answered them.
+    pub(crate) writes_late: bool,
     /// Times that the server had forgotten us.
     pub(crate) lost: u64,
 }
@@ -118,6 +120,7 @@ impl Link {
         known.features = features;
         known.one_user = features & ONE_USER != 0;
         known.squashes = features & SQUASHES != 0;
+        known.writes_late = features & LATE_WRITES != 0;
         self.met.send_replace(true);
         if first {
             self.memory.set_reestablished(welcome.instance);

@@ -19,8 +19,8 @@ use crate::server::service::Inner;
 use crate::server::session::ServerSession;
 use crate::server::sessions::refused;
 use crate::wire::{
-    Auth, Challenge, FEATURES, HandshakeError, Hello, Malformed, ONE_USER, Proof, RECOVERING,
-    Refused, SQUASHES, VERSION_MAX, VERSION_MIN, Welcome,
+    Auth, Challenge, FEATURES, HandshakeError, Hello, LATE_WRITES, Malformed, ONE_USER, Proof,
+    RECOVERING, Refused, SQUASHES, VERSION_MAX, VERSION_MIN, Welcome,
 };
 
 /// The newest version that both ends speak.
@@ -117,8 +117,12 @@ impl ServerSink {
         let mut nonce = [0; 32];
         random_bytes(&mut nonce);
         let recovering = export.recovery.running();
-        let of_server =
-            [(recovering, RECOVERING), (export.one_user, ONE_USER), (export.squashes, SQUASHES)];
+        let of_server = [
+            (recovering, RECOVERING),
+            (export.one_user, ONE_USER),
+            (export.squashes, SQUASHES),
+            (export.writes_late, LATE_WRITES),
+        ];
         let of_server = of_server.iter().filter(|(is_so, _)| *is_so).map(|(_, bit)| bit);
         let features = of_server.fold(hello.features & FEATURES, |all, bit| all | bit);
         let message = head.to_vec();
