@@ -31,6 +31,8 @@ pub(super) struct OwnDisksFile {
     pub(super) appending: Semaphore,
     /// Its first write has cleared the set-id bits of the stub.
     cleared_set_id: AtomicBool,
+    /// The id of the objects is on the media of the home.
+    synced_id: AtomicBool,
 }
 
 impl OwnDisksFile {
@@ -49,6 +51,7 @@ impl OwnDisksFile {
             opening: Semaphore::new(1),
             appending: Semaphore::new(1),
             cleared_set_id: AtomicBool::new(false),
+            synced_id: AtomicBool::new(false),
         })
     }
 
@@ -159,6 +162,13 @@ impl OwnDisksFile {
         }
     }
 
+    /// Without the attribute of its stub nobody finds the data of a file.
+    async fn sync_stub(&self, cx: &Context) -> Result<()> {
+        self.stub.sync(cx, false).await?;
+        self.synced_id.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Opens the objects that others may have written, too, and brings all to media.
     async fn sync_parts(&self, cx: &Context, data_only: bool) -> Result<()> {
         let Some(object) = self.object_of(cx).await? else { return Ok(()) };
@@ -196,10 +206,14 @@ impl OpenFile for OwnDisksFile {
             self.must_write()?;
             self.clear_set_id(cx, how.kill_set_id).await?;
             let object = self.shared.make_object(cx, self.stub.id()).await?;
-            match how.append {
-                true => self.append(cx, object, (how, from)).await,
-                false => self.write_at(cx, object, (how, from)).await,
+            let written = match how.append {
+                true => self.append(cx, object, (how, from)).await?,
+                false => self.write_at(cx, object, (how, from)).await?,
+            };
+            if how.sync && !self.synced_id.load(Ordering::Relaxed) {
+                self.sync_stub(cx).await?;
             }
+            Ok(written)
         })
     }
 
@@ -241,8 +255,7 @@ impl OpenFile for OwnDisksFile {
     fn sync<'a>(&'a self, cx: &'a Context, data_only: bool) -> Fut<'a, Result<()>> {
         Box::pin(async move {
             let parts = self.sync_parts(cx, data_only).await;
-            // Without the attribute of its stub nobody finds the data.
-            parts.and(self.stub.sync(cx, false).await)
+            parts.and(self.sync_stub(cx).await)
         })
     }
 
