@@ -9,8 +9,10 @@ mod definition;
 mod file;
 mod fs;
 mod hash;
+mod learning;
 mod mapping;
 mod parse;
+mod places;
 mod session;
 
 pub use definition::{Definition, HashKind, Layout};
