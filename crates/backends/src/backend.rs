@@ -169,9 +169,9 @@ pub trait FoundBackend {
     fn difference(&self, noted: NotedIdentity<'_>) -> Option<Difference>;
 
     /// The secret that signs ids of files at every server that serves this directory. It is kept with
-    /// the directory, where clients do not see it, and made by the first who asks. Errors: the file
-    /// system below cannot keep it, in words for people.
-    fn shared_id_key(&self) -> std::result::Result<u128, String>;
+    /// the directory, where clients do not see it, and made by the first who asks. None: the file system has
+    /// no place for it. Errors: it cannot be kept, in words for people.
+    fn shared_id_key(&self) -> std::result::Result<Option<u128>, String>;
 
     /// Opens it. Errors: those of the file system below.
     fn open(self: Box<Self>, resources: BackendResources) -> Result<Arc<dyn Backend>>;
@@ -184,6 +184,8 @@ pub struct BackendResources {
     pub uuid: FsUuid,
     /// Secret that signs ids of files; as lasting as `uuid`.
     pub id_key: u128,
+    /// Other servers serve the same directory, and their ids have to be the same.
+    pub shared_ids: bool,
     /// A file of the backend's own in the state directory, for data that must outlive the server.
     /// It need not exist.
     pub state_file: PathBuf,
@@ -203,8 +205,8 @@ pub trait Backend: FileSystem {
     /// their ends.
     fn caveats(&self) -> Vec<String>;
 
-    /// Whether its ids of files are those of the file system below. Each server of that file system has the
-    /// same ids then, given the same key ([`FoundBackend::shared_id_key`]).
+    /// Whether its ids of files follow from what the file system below says of them. Each server of that file
+    /// system has the same ids then, given the same key ([`FoundBackend::shared_id_key`]).
     fn has_shared_ids(&self) -> bool;
 
     /// Whether a call has been in the file system below for `least` or longer. Never waits for the file

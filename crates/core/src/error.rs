@@ -30,23 +30,45 @@ pub struct Error {
     fate: Fate,
     op: Option<Op>,
     absence: Option<Ttl>,
+    unmet: bool,
     what: Cow<'static, str>,
 }
 
 impl Error {
     /// A decided failure with an error number from the file system below.
     pub const fn new(errno: Errno) -> Error {
-        Error { errno, fate: Fate::Final, op: None, absence: None, what: Cow::Borrowed("") }
+        Error {
+            errno,
+            fate: Fate::Final,
+            op: None,
+            absence: None,
+            unmet: false,
+            what: Cow::Borrowed(""),
+        }
     }
 
     /// A failure after which the operation is known not to have been applied.
     pub const fn retry(errno: Errno) -> Error {
-        Error { errno, fate: Fate::Retry, op: None, absence: None, what: Cow::Borrowed("") }
+        Error {
+            errno,
+            fate: Fate::Retry,
+            op: None,
+            absence: None,
+            unmet: false,
+            what: Cow::Borrowed(""),
+        }
     }
 
     /// A failure that leaves it open whether the operation was applied.
     pub const fn unknown(errno: Errno) -> Error {
-        Error { errno, fate: Fate::Unknown, op: None, absence: None, what: Cow::Borrowed("") }
+        Error {
+            errno,
+            fate: Fate::Unknown,
+            op: None,
+            absence: None,
+            unmet: false,
+            what: Cow::Borrowed(""),
+        }
     }
 
     /// Says what happened, for the log line about the error.
@@ -59,6 +81,13 @@ impl Error {
     /// not said the mount's mode of consistency decides.
     pub fn absent_for(mut self, ttl: Option<Ttl>) -> Error {
         self.absence = ttl;
+        self
+    }
+
+    /// Says that the id was not met where it was used, or is not where it was met; to `ESTALE`. Whoever
+    /// knows a name of the file may say it ([`FileSystem::learn`](crate::FileSystem::learn)) and call again.
+    pub fn unmet(mut self, unmet: bool) -> Error {
+        self.unmet = unmet;
         self
     }
 
@@ -86,6 +115,11 @@ impl Error {
     /// How long it may be believed that there is no such name, where that was said.
     pub fn absence(&self) -> Option<Ttl> {
         self.absence
+    }
+
+    /// Whether a name of the file would help: see [`Error::unmet`].
+    pub fn is_unmet(&self) -> bool {
+        self.unmet
     }
 
     /// The explanation, empty where the error number says it all.

@@ -119,6 +119,17 @@ pub trait FileSystem: Send + Sync + 'static {
         how: OpenHow,
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>>;
 
+    /// Takes the word of the caller that `name` in `dir` is `id`, after a look at the name. From then on
+    /// the id is known here. The caller needs no rights for it, since the id was given out to a caller who had
+    /// them. Errors: `ESTALE` if the name is another file's or nobody's, unmet if it is `dir` that was
+    /// not met here; `ENOTSUP` where ids are not learned.
+    fn learn<'a>(
+        &'a self,
+        cx: &'a Context,
+        place: (FileId, &'a Name),
+        id: FileId,
+    ) -> Fut<'a, Result<()>>;
+
     /// Makes a regular file and opens it. Opens an existing file unless `how.exclusive`. The mode
     /// that a new file gets does not limit this first open.
     fn create<'a>(

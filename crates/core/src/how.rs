@@ -239,6 +239,18 @@ pub struct FsInfo {
     pub read_only: bool,
 }
 
+impl FsInfo {
+    /// The generation of a root by which clients know, before they have met a server, that ids are learned from
+    /// names: a call by an id that a server has not met fails with an [unmet](crate::Error::is_unmet)
+    /// `ESTALE`, and [`FileSystem::learn`](crate::FileSystem::learn) helps.
+    pub const LEARNING_ROOT: u64 = 0x006c_6561_726e_6564;
+
+    /// Whether ids are learned from names.
+    pub fn learns_ids(&self) -> bool {
+        self.root.generation == FsInfo::LEARNING_ROOT
+    }
+}
+
 /// Flags of an inode and what belongs to them: `struct fsxattr` (linux/fs.h), ioctl_xfs_fsgetxattr(2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Xflags {

@@ -69,6 +69,7 @@ ops! {
     GetXflags "get_xflags" false,
     SetXflags "set_xflags" true,
     OpenNamed "open_named" false,
+    Learn "learn" false,
 }
 
 impl Op {

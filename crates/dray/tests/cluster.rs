@@ -5,8 +5,10 @@ mod common;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use common::daemons::{signal, wait_for_daemon};
+use common::disks::detach;
 use common::load::{KeptFiles, check_load, load, lock};
 use common::{Rig, on_transports, wait_for};
 use serde_json::Value;
@@ -18,14 +20,36 @@ const STRIPED: &str = "layout = 'cluster-stripe'\nstripe = '64K'";
 /// Three servers of one projection, and the rig that mounts.
 struct Cluster {
     servers: Vec<Rig>,
+    /// What is mounted on their directory.
+    below: Option<PathBuf>,
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.servers.clear();
+        self.below.iter().for_each(|at| detach(at));
+    }
 }
 
 impl Cluster {
     fn new(more: &str) -> Cluster {
-        let mut cluster = Cluster { servers: (0..3).map(|_| Rig::new()).collect() };
-        cluster.define(more);
-        (0..3).for_each(|number| cluster.serve(number));
-        cluster
+        Cluster { servers: (0..3).map(|_| Rig::new()).collect(), below: None }.start(more)
+    }
+
+    /// On a file system whose files have no handles, so that servers learn ids from names.
+    fn that_learns() -> Cluster {
+        let mut cluster = Cluster { servers: (0..3).map(|_| Rig::new()).collect(), below: None };
+        let at = cluster.servers[0].path("export");
+        let mount = Command::new("mount").args(["-t", "ramfs", "ramfs"]).arg(&at).status();
+        assert!(mount.unwrap().success());
+        cluster.below = Some(at);
+        cluster.start(CLUSTER)
+    }
+
+    fn start(mut self, more: &str) -> Cluster {
+        self.define(more);
+        (0..3).for_each(|number| self.serve(number));
+        self
     }
 
     /// Writes the definition that servers find when they start. `more`: its layout, and options.
@@ -112,50 +136,54 @@ fn two_mounts_of_a_striped_cluster_agree() {
 // proves: P2, P139
 #[test]
 fn two_mounts_of_a_cluster_agree() {
-    on_transports(|transport| {
-        let mut cluster = Cluster::new(CLUSTER);
-        let (one, two) = (cluster.mount(0, "one", transport), cluster.mount(1, "two", transport));
-        for number in 0..30_u32 {
-            let name = format!("f{number}");
-            let mut options = OpenOptions::new();
-            options.write(true).create_new(true).mode(0o400 | (number % 2));
-            let file = options.open(one.join(&name)).unwrap();
-            file.write_all_at(name.as_bytes(), 0).unwrap();
-            assert_eq!(fs::read(two.join(&name)).unwrap(), name.as_bytes());
-            assert_eq!(
-                options.open(two.join(&name)).unwrap_err().raw_os_error(),
-                Some(libc::EEXIST)
-            );
-            let other = OpenOptions::new().read(true).write(true).open(two.join(&name)).unwrap();
-            lock(&file, libc::F_WRLCK, libc::F_OFD_SETLK).unwrap();
-            let refused = lock(&other, libc::F_WRLCK, libc::F_OFD_SETLK).unwrap_err();
-            assert_eq!(refused.raw_os_error(), Some(libc::EAGAIN));
-            // Names go from one server's directory to another's.
-            let dir = one.join(format!("d{number}"));
-            fs::create_dir(&dir).unwrap();
-            fs::rename(one.join(&name), dir.join("moved")).unwrap();
-            assert!(!two.join(&name).exists());
-            let moved = two.join(format!("d{number}/moved"));
-            fs::hard_link(&moved, two.join("link")).unwrap();
-            assert_eq!(fs::metadata(dir.join("moved")).unwrap().nlink(), 2);
-            fs::remove_file(one.join("link")).unwrap();
-            assert_eq!(fs::metadata(&moved).unwrap().nlink(), 1);
-            assert_eq!(fs::read_dir(two.join(format!("d{number}"))).unwrap().count(), 1);
-        }
-        let cut =
-            OpenOptions::new().write(true).create(true).truncate(true).open(two.join("d1/moved"));
-        drop(cut.unwrap());
-        assert_eq!(fs::metadata(one.join("d1/moved")).unwrap().len(), 0);
-        // Each server has its share.
-        let status = cluster.status(0, &one);
-        assert_eq!(status["projection"]["layout"], "cluster");
-        let servers = status["projection"]["servers"].as_array().unwrap();
-        assert_eq!(servers.len(), 3);
-        for server in servers {
-            assert_eq!(server["connected"], true);
-            assert!(server["calls"].as_u64().unwrap() > 20, "{server}");
-        }
-    });
+    on_transports(|transport| two_mounts_agree(Cluster::new(CLUSTER), transport));
+}
+
+/// The same where servers learn ids from names.
+// proves: P155, P156
+#[test]
+fn two_mounts_of_a_cluster_that_learns_agree() {
+    on_transports(|transport| two_mounts_agree(Cluster::that_learns(), transport));
+}
+
+fn two_mounts_agree(mut cluster: Cluster, transport: &str) {
+    let (one, two) = (cluster.mount(0, "one", transport), cluster.mount(1, "two", transport));
+    for number in 0..30_u32 {
+        let name = format!("f{number}");
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).mode(0o400 | (number % 2));
+        let file = options.open(one.join(&name)).unwrap();
+        file.write_all_at(name.as_bytes(), 0).unwrap();
+        assert_eq!(fs::read(two.join(&name)).unwrap(), name.as_bytes());
+        assert_eq!(options.open(two.join(&name)).unwrap_err().raw_os_error(), Some(libc::EEXIST));
+        let other = OpenOptions::new().read(true).write(true).open(two.join(&name)).unwrap();
+        lock(&file, libc::F_WRLCK, libc::F_OFD_SETLK).unwrap();
+        let refused = lock(&other, libc::F_WRLCK, libc::F_OFD_SETLK).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EAGAIN));
+        // Names go from one server's directory to another's.
+        let dir = one.join(format!("d{number}"));
+        fs::create_dir(&dir).unwrap();
+        fs::rename(one.join(&name), dir.join("moved")).unwrap();
+        assert!(!two.join(&name).exists());
+        let moved = two.join(format!("d{number}/moved"));
+        fs::hard_link(&moved, two.join("link")).unwrap();
+        assert_eq!(fs::metadata(dir.join("moved")).unwrap().nlink(), 2);
+        fs::remove_file(one.join("link")).unwrap();
+        assert_eq!(fs::metadata(&moved).unwrap().nlink(), 1);
+        assert_eq!(fs::read_dir(two.join(format!("d{number}"))).unwrap().count(), 1);
+    }
+    let cut = OpenOptions::new().write(true).create(true).truncate(true).open(two.join("d1/moved"));
+    drop(cut.unwrap());
+    assert_eq!(fs::metadata(one.join("d1/moved")).unwrap().len(), 0);
+    // Each server has its share.
+    let status = cluster.status(0, &one);
+    assert_eq!(status["projection"]["layout"], "cluster");
+    let servers = status["projection"]["servers"].as_array().unwrap();
+    assert_eq!(servers.len(), 3);
+    for server in servers {
+        assert_eq!(server["connected"], true);
+        assert!(server["calls"].as_u64().unwrap() > 20, "{server}");
+    }
 }
 
 /// Servers and the daemon of the mount are killed under load; no application notices.
@@ -255,6 +283,57 @@ fn clients_of_a_balanced_projection_read_at_one_server_each() {
         }
         assert!(used.len() > 1, "six clients at one of three servers: {used:?}");
     });
+}
+
+/// Applications at work in directories that are moved, at servers that forget what they have not noted, below
+/// daemons that know no names.
+// proves: P157
+#[test]
+fn killed_servers_that_learn_and_daemons_lose_nothing() {
+    on_transports(|transport| {
+        let mut cluster = Cluster::that_learns();
+        let (at, other) = (cluster.mount(0, "at", transport), cluster.mount(2, "other", transport));
+        let moved = open_below_what_moves(&at);
+        let load = load(&at);
+        for number in 0..3 {
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            cluster.servers[number].end_server(libc::SIGKILL);
+            cluster.serve(number);
+            wait_for("the mount to come back to its server", || {
+                cluster.status(0, &at)["projection"]["servers"][number]["connected"] == true
+            });
+            let daemon = wait_for_daemon(&at);
+            signal(daemon, libc::SIGKILL);
+            wait_for("another daemon", || wait_for_daemon(&at) != daemon);
+        }
+        let turns = load.end();
+        check_load(&other, &turns);
+        for (number, file) in moved.iter().enumerate() {
+            let mut read = [0; 2];
+            file.read_exact_at(&mut read, 0).unwrap();
+            file.write_all_at(b"more", 2).unwrap();
+            assert_eq!(read, *b"ab");
+            let path = other.join(format!("to{number}/deeper/new"));
+            assert_eq!(fs::read(path).unwrap(), b"abmore");
+        }
+    });
+}
+
+/// Files that are open while they and the directories above get other names.
+fn open_below_what_moves(at: &Path) -> Vec<fs::File> {
+    let open = |number| {
+        let (from, to) = (at.join(format!("from{number}")), at.join(format!("to{number}")));
+        fs::create_dir_all(from.join("deep")).unwrap();
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create_new(true).open(from.join("deep/old"));
+        let file = file.unwrap();
+        file.write_all_at(b"ab", 0).unwrap();
+        fs::rename(&from, &to).unwrap();
+        fs::rename(to.join("deep"), to.join("deeper")).unwrap();
+        fs::rename(to.join("deeper/old"), to.join("deeper/new")).unwrap();
+        file
+    };
+    (0..12).map(open).collect()
 }
 
 #[test]

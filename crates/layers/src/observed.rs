@@ -212,6 +212,18 @@ impl<O: Observer> FileSystem for Observed<O> {
         })
     }
 
+    fn learn<'a>(
+        &'a self,
+        cx: &'a Context,
+        place: (FileId, &'a Name),
+        id: FileId,
+    ) -> Fut<'a, Result<()>> {
+        Box::pin(async move {
+            let work = async { self.inner.learn(cx, place, id).await };
+            observe(&*self.observer, cx, self.call(Op::Learn, id), work, plain).await
+        })
+    }
+
     fn open_named<'a>(
         &'a self,
         cx: &'a Context,

@@ -213,6 +213,15 @@ impl FileSystem for MemoryFs {
         Box::pin(open_named(self, cx, place, id, how))
     }
 
+    fn learn<'a>(
+        &'a self,
+        _: &'a Context,
+        _: (FileId, &'a Name),
+        _: FileId,
+    ) -> Fut<'a, Result<()>> {
+        Box::pin(async { Err(Errno::ENOTSUP.into()) })
+    }
+
     fn create<'a>(
         &'a self,
         cx: &'a Context,

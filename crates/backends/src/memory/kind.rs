@@ -81,7 +81,7 @@ impl FoundBackend for MemorySource {
         None
     }
 
-    fn shared_id_key(&self) -> std::result::Result<u128, String> {
+    fn shared_id_key(&self) -> std::result::Result<Option<u128>, String> {
         Err("no other server has the files in the memory of this one".to_owned())
     }
 

@@ -21,7 +21,7 @@ use super::mounts_below::MountsBelow;
 use super::options::{Inline, PosixOptions};
 use super::parent::SeenInside;
 use super::path_log::LogIdentity;
-use super::paths::PathTable;
+use super::paths::{Numbering, PathTable};
 use super::recently_unlinked::{ClientThread, RecentlyUnlinked};
 use super::root::Root;
 use super::sys::InodeStat;
@@ -83,12 +83,12 @@ pub(crate) struct SquashedCaller {
 
 impl Core {
     pub(crate) fn open(root: Root, uuid: FsUuid, options: PosixOptions) -> Result<Arc<Core>> {
-        let Root { dir: mount, stat, magic, mount: mount_number, below, .. } = root;
+        let Root { dir: mount, stat, mount: mount_number, below, .. } = root;
         let fd = sys::reopen_path(mount.as_fd())?;
         let proc_flags = libc::O_PATH | libc::O_DIRECTORY;
         let proc_fd = sys::open_at(libc::AT_FDCWD, c"/proc/self/fd".as_ptr(), proc_flags, 0)
             .map_err(|errno| Error::new(errno).because("/proc is not mounted"))?;
-        let (ids, id, mount_id) = choose_ids(&options, uuid, magic, mount.as_fd(), &stat);
+        let (ids, id, mount_id) = choose_ids(&options, uuid, &below, mount.as_fd(), &stat);
         let quality = if matches!(ids, Ids::Native(_)) { "native ids" } else { "path table" };
         let info = FsInfo {
             uuid,
@@ -293,9 +293,11 @@ impl Core {
         if self.below.is_local() {
             return done;
         }
+        let learns = self.learns_ids();
         Box::pin(async move {
             done.await.map_err(|error| match error.errno() {
                 Errno::ENOENT => Error::new(Errno::ESTALE)
+                    .unmet(learns)
                     .because("a directory on the path to the file is missing"),
                 _ => error,
             })
@@ -368,12 +370,13 @@ impl Drop for UnlinkedRelease {
 fn choose_ids(
     options: &PosixOptions,
     uuid: FsUuid,
-    magic: i64,
+    below: &LowerFs,
     mount: BorrowedFd<'_>,
     stat: &InodeStat,
 ) -> (Ids, FileId, i32) {
     // Not a secret, but the same after every restart.
     let key = options.id_key.unwrap_or(uuid.0 ^ 0x6472_6179_2069_6473_206f_6620_6669_6c65);
+    let magic = below.magic;
     if let Ok((handle, mount_id)) = sys::handle_of(mount)
         && let Some(codec) = Codec::detect(magic, &handle, key)
         && let Some(id) = codec.encode(&handle)
@@ -384,16 +387,24 @@ fn choose_ids(
     {
         return (Ids::Native(codec), id, mount_id);
     }
-    let boot = dray_rt::random_u64() as u32;
+    // An overlay gives a file another number when it copies it.
+    let numbering = match options.shared_ids && !below.is_overlay() {
+        true => Numbering::Signed(key),
+        false => Numbering::Counted { boot: dray_rt::random_u64() as u32 },
+    };
     // The root is the root in every run: its id must not change with the table.
-    let id = FileId { ino: stat.attr.ino, generation: 1 };
+    let generation = match numbering {
+        Numbering::Signed(_) => FsInfo::LEARNING_ROOT,
+        Numbering::Counted { .. } => 1,
+    };
+    let id = FileId { ino: stat.attr.ino, generation };
     let entries_max = options.path_table_max.max(1);
     let table = match options.path_table_file.clone() {
         Some(path) => {
             let whose = LogIdentity { path, uuid, root_ino: id.ino, magic };
-            PathTable::noted(entries_max, boot, whose)
+            PathTable::noted(entries_max, numbering, whose)
         }
-        None => PathTable::new(entries_max, boot),
+        None => PathTable::new(entries_max, numbering),
     };
     (Ids::Table(Box::new(table)), id, 0)
 }

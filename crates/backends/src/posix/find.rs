@@ -39,7 +39,10 @@ impl Core {
         }
         match &self.ids {
             Ids::Native(codec) => self.node_by_handle(codec, id),
-            Ids::Table(table) => self.node_by_place(table, id),
+            Ids::Table(table) => self.node_by_place(table, id).map_err(|error| {
+                let is_stale = error.errno() == Errno::ESTALE;
+                error.unmet(is_stale && table.learns())
+            }),
         }
     }
 
@@ -322,7 +325,10 @@ impl Core {
         attr: &Attr,
     ) -> FileId {
         let attr = self.lasting(*attr);
-        let known = table.other_link((dir, name), &attr).filter(|id| self.is_same_file(*id, fd));
+        let other = || table.other_link((dir, name), &attr);
+        // Servers that share the file system have to trust its numbers.
+        let known =
+            if table.learns() { None } else { other().filter(|id| self.is_same_file(*id, fd)) };
         table.seen(dir, name, &attr, known)
     }
 

@@ -98,7 +98,7 @@ impl FoundBackend for FoundDirectory {
         self.root.difference(noted.identity, noted.same_boot)
     }
 
-    fn shared_id_key(&self) -> std::result::Result<u128, String> {
+    fn shared_id_key(&self) -> std::result::Result<Option<u128>, String> {
         self.root.shared_id_key().map_err(|error| {
             format!(
                 "the servers of a projection sign ids of files by a key that they keep in the attribute \
@@ -111,6 +111,7 @@ impl FoundBackend for FoundDirectory {
     fn open(self: Box<Self>, resources: BackendResources) -> Result<Arc<dyn Backend>> {
         let options = PosixOptions {
             id_key: Some(resources.id_key),
+            shared_ids: resources.shared_ids,
             path_table_file: Some(resources.state_file),
             descriptor_store: resources.descriptor_store,
             open_descriptors_max: resources.open_descriptors_max,

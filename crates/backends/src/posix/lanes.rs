@@ -60,9 +60,8 @@ impl Lane {
         use Op::*;
         match op {
             Lookup | LookupOpen | Parent | Getattr | Readlink | Access | Statfs | Getxattr
-            | Listxattr | Readdir | TestLock | GetFlags | GetXflags | Open | OpenNamed | Reopen => {
-                Lane::Looks
-            }
+            | Listxattr | Readdir | TestLock | GetFlags | GetXflags | Open | OpenNamed | Learn
+            | Reopen => Lane::Looks,
             // On ext4 and others a search for data waits for a writer.
             Read | Seek => Lane::Reads,
             Write | Allocate | CopyRange | Put | Redo => Lane::Writes,

@@ -21,6 +21,7 @@ mod handle;
 mod inode_cache;
 mod kind;
 mod lanes;
+mod learned;
 mod lower_fs;
 mod mounts_below;
 mod names;
@@ -129,9 +130,9 @@ impl PosixFs {
         self.core.below.caveats(matches!(self.core.ids, core::Ids::Native(_)))
     }
 
-    /// Whether ids are handles of the file system below, and no numbers of a path table.
+    /// Whether another server of the directory gives its files the same ids, if it has the same key.
     pub fn has_shared_ids(&self) -> bool {
-        matches!(self.core.ids, core::Ids::Native(_))
+        matches!(self.core.ids, core::Ids::Native(_)) || self.core.learns_ids()
     }
 
     /// What it holds at the moment.
@@ -279,6 +280,17 @@ impl FileSystem for PosixFs {
         let lane = self.core.lane_to_open(id, how);
         let opened = self.core.by_id(Box::pin(self.core.run_patient(cx, Op::Open, lane, open)));
         Box::pin(async move { Ok(PosixFile::shared(&self.core, opened.await?)) })
+    }
+
+    fn learn<'a>(
+        &'a self,
+        cx: &'a Context,
+        (dir, name): (FileId, &'a Name),
+        id: FileId,
+    ) -> Fut<'a, Result<()>> {
+        let name = name.to_owned();
+        let learn = move |core: &Core, _: &SquashedCaller| core.learn((dir, &name), id);
+        Box::pin(self.core.run(cx, (Op::Learn, dir), learn))
     }
 
     fn open_named<'a>(

@@ -131,6 +131,9 @@ pub struct PosixOptions {
     /// of the export. It must stay the same over restarts, or known ids answer `ESTALE`.
     /// None: derived from the export's uuid, which clients know.
     pub id_key: Option<u128>,
+    /// Several servers serve the directory: they must give its files the same ids. Without handles an id is
+    /// then made of the inode number, and learned from names.
+    pub shared_ids: bool,
     /// Advisory locks that the export may hold. Further requests fail with `ENOLCK`.
     pub locks_max: usize,
     /// Keeps deleted files that are open; none: they end with this process.
@@ -156,6 +159,7 @@ impl Default for PosixOptions {
             path_table_file: None,
             direct: false,
             id_key: None,
+            shared_ids: false,
             locks_max: 1 << 20,
             descriptor_store: None,
             on_death: None,

@@ -5,6 +5,9 @@
 //! resolved by a walk to the recorded place. The inode there must have the same number, type and time
 //! of birth. Renames through the server move the entry.
 //!
+//! Where several servers share the file system, the second number is a signature instead, and ids are learned
+//! from names (learned.rs).
+//!
 //! A log of the table outlives the server's process, and so do the ids. An id answers `ESTALE` when
 //! its file was moved without the server, or when the bounded table has dropped it. The client then
 //! looks the name up again.
@@ -16,12 +19,18 @@ use dray_core::{Attr, FileId, FileType, IdMap, Name, NameBuf, Timestamp};
 use dray_rt::CpuSet;
 
 use super::cred;
+use super::learned::signature;
 use super::path_log::{LogIdentity, NameEvent, PathLog};
 use super::path_rewrite;
 
 /// Names of one inode that are remembered. An inode may have more hard links. Each of them is
 /// resolved by the remembered ones.
 const PLACES_MAX: usize = 8;
+
+/// Whether an inode with these attributes can have no second name.
+fn has_one_name(attr: &Attr) -> bool {
+    attr.nlink < 2 || attr.file_type() == FileType::Directory
+}
 
 /// A name in a directory.
 pub(crate) type PathEntryAt = (FileId, NameBuf);
@@ -30,9 +39,22 @@ pub(crate) type PathEntryAt = (FileId, NameBuf);
 /// of them is dropped.
 const LOOKS_MAX: usize = 64;
 
+/// What ids have beside the inode number.
+#[derive(Clone, Copy)]
+pub(crate) enum Numbering {
+    /// A number of this table's, which `boot` makes differ from those of an earlier table.
+    Counted {
+        /// By chance.
+        boot: u32,
+    },
+    /// A signature by this key, so that servers with the same key give the same ids.
+    Signed(u128),
+}
+
 /// The table.
 pub(crate) struct PathTable {
     shared: Arc<SharedPathTable>,
+    numbering: Numbering,
     entries_max: usize,
 }
 
@@ -102,19 +124,25 @@ impl PathEntry {
 }
 
 impl PathTable {
-    /// An empty table. `boot` makes its ids differ from those of an earlier one.
-    pub(crate) fn new(entries_max: usize, boot: u32) -> PathTable {
+    /// An empty table.
+    pub(crate) fn new(entries_max: usize, numbering: Numbering) -> PathTable {
         let shared = SharedPathTable { state: Mutex::default(), cpus: CpuSet::allowed().ok() };
         let shared = Arc::new(shared);
-        shared.lock().next_generation = u64::from(boot.max(1)) << 32;
-        PathTable { shared, entries_max }
+        if let Numbering::Counted { boot } = numbering {
+            shared.lock().next_generation = u64::from(boot.max(1)) << 32;
+        }
+        PathTable { shared, numbering, entries_max }
     }
 
     /// The table as an earlier process recorded it; from now on changes are recorded. If the log
     /// cannot be read, the table begins anew. If it cannot be written, the table ends with this
     /// process. Both are logged.
-    pub(crate) fn noted(entries_max: usize, boot: u32, identity: LogIdentity) -> PathTable {
-        let table = PathTable::new(entries_max, boot);
+    pub(crate) fn noted(
+        entries_max: usize,
+        numbering: Numbering,
+        identity: LogIdentity,
+    ) -> PathTable {
+        let table = PathTable::new(entries_max, numbering);
         let mut state = table.lock();
         let shown = identity.path.display();
         let read = identity.read(|event, place| state.replay(event, place, entries_max));
@@ -129,6 +157,29 @@ impl PathTable {
         }
         drop(state);
         table
+    }
+
+    /// Whether ids can be learned from names.
+    pub(crate) fn learns(&self) -> bool {
+        matches!(self.numbering, Numbering::Signed(_))
+    }
+
+    /// The id of what has these attributes, where attributes alone decide on it.
+    pub(crate) fn signed(&self, attr: &Attr) -> Option<FileId> {
+        let Numbering::Signed(key) = self.numbering else { return None };
+        Some(FileId { ino: attr.ino, generation: signature(key, attr) })
+    }
+
+    /// `id`, which has the attributes `attr`, is at a place, and not where it was unless it has more names.
+    pub(crate) fn learned(&self, id: FileId, (dir, name): (FileId, &Name), attr: &Attr) {
+        let place = (dir, name.to_owned());
+        let mut state = self.lock();
+        if state.by_place.get(&place) != Some(&id) {
+            state.leave(&place);
+        }
+        state.make_room(self.entries_max);
+        state.meet(id, attr, Some(place));
+        self.commit(state);
     }
 
     fn lock(&self) -> MutexGuard<'_, PathTableState> {
@@ -147,7 +198,7 @@ impl PathTable {
     /// The id of an inode that is known by other names, if the file at an unknown place can be the
     /// same. The caller has to compare both to be sure.
     pub(crate) fn other_link(&self, (dir, name): (FileId, &Name), attr: &Attr) -> Option<FileId> {
-        if attr.nlink < 2 || attr.file_type() == FileType::Directory {
+        if has_one_name(attr) {
             return None;
         }
         let state = self.lock();
@@ -183,7 +234,7 @@ impl PathTable {
             }
             None => {
                 state.make_room(self.entries_max);
-                state.add(attr, Some(place))
+                state.add(attr, self.signed(attr), Some(place))
             }
         };
         self.commit(state);
@@ -208,7 +259,7 @@ impl PathTable {
     pub(crate) fn unnamed(&self, attr: &Attr) -> FileId {
         let mut state = self.lock();
         state.make_room(self.entries_max);
-        let id = state.add(attr, None);
+        let id = state.add(attr, self.signed(attr), None);
         self.commit(state);
         id
     }
@@ -405,7 +456,11 @@ impl PathTableState {
         begins
     }
 
-    fn add(&mut self, attr: &Attr, place: Option<PathEntryAt>) -> FileId {
+    fn add(&mut self, attr: &Attr, signed: Option<FileId>, place: Option<PathEntryAt>) -> FileId {
+        if let Some(id) = signed {
+            self.meet(id, attr, place);
+            return id;
+        }
         self.next_generation += 1;
         let id = FileId { ino: attr.ino, generation: self.next_generation };
         self.insert(id, PathEntry::new(attr.ino, attr.file_type(), attr.btime));
@@ -413,6 +468,30 @@ impl PathTableState {
             self.enter(id, place);
         }
         id
+    }
+
+    /// Notes what a signed id is and where. The number of a file that is gone may be another file's by now.
+    fn meet(&mut self, id: FileId, attr: &Attr, place: Option<PathEntryAt>) {
+        if self.by_id.get(&id).is_some_and(|known| !known.is(attr)) {
+            self.drop_entry(id);
+        }
+        if !self.by_id.contains_key(&id) {
+            self.insert(id, PathEntry::new(attr.ino, attr.file_type(), attr.btime));
+        }
+        let Some(place) = place else { return };
+        // Other servers move names, so that old places must not stand in the way of new ones.
+        let Some(known) = self.by_id.get_mut(&id) else { return };
+        let keeps = if has_one_name(attr) { 0 } else { PLACES_MAX - 1 };
+        let others = known.places.iter().filter(|other| **other != place);
+        let left: Vec<PathEntryAt> = others.skip(keeps).cloned().collect();
+        known.places.retain(|other| *other != place && !left.contains(other));
+        known.places.insert(0, place.clone());
+        for old in left {
+            self.by_place.remove(&old);
+            self.note(NameEvent::Left, &old);
+        }
+        self.note_entered(id, &place);
+        self.by_place.insert(place, id);
     }
 
     fn insert(&mut self, id: FileId, mut known: PathEntry) {
@@ -481,6 +560,7 @@ impl PathTableState {
 mod tests {
     use super::*;
 
+    const NUMBERING: Numbering = Numbering::Counted { boot: 7 };
     const ROOT: FileId = FileId { ino: 1, generation: 1 };
 
     /// As [`PathTable::seen`], and names of what looks the same are of one file.
@@ -500,7 +580,7 @@ mod tests {
     // proves: P40
     #[test]
     fn an_id_follows_renames() {
-        let table = PathTable::new(100, 7);
+        let table = PathTable::new(100, NUMBERING);
         let id = seen(&table, "a", &file(10, 1));
         assert_eq!(seen(&table, "a", &file(10, 1)), id);
         table.renamed((ROOT, name("a")), (ROOT, name("b")), false);
@@ -516,7 +596,7 @@ mod tests {
 
     #[test]
     fn hard_links_are_one_file_and_reused_numbers_are_not() {
-        let table = PathTable::new(100, 7);
+        let table = PathTable::new(100, NUMBERING);
         let id = seen(&table, "a", &file(10, 1));
         assert_eq!(seen(&table, "b", &file(10, 2)), id);
         table.removed(ROOT, name("a"));
@@ -528,7 +608,7 @@ mod tests {
 
     #[test]
     fn another_file_under_a_known_name_is_another_id() {
-        let table = PathTable::new(100, 7);
+        let table = PathTable::new(100, NUMBERING);
         let id = seen(&table, "a", &file(10, 1));
         assert_ne!(seen(&table, "a", &file(11, 1)), id);
         assert!(table.find(id).is_none());
@@ -544,7 +624,7 @@ mod tests {
     #[test]
     fn a_noted_table_is_there_after_a_restart() {
         let identity = identity();
-        let table = PathTable::noted(100, 7, identity.clone());
+        let table = PathTable::noted(100, NUMBERING, identity.clone());
         for number in 0..40 {
             seen(&table, &format!("f{number}"), &file(100 + number, 1));
         }
@@ -562,7 +642,7 @@ mod tests {
         table.changed(copied, &Attr { btime, ..file(600, 1) });
         assert!(seen(&table, "f9", &Attr { btime, ..file(600, 1) }) == copied);
         let before = table.content();
-        let next = PathTable::noted(100, 8, identity.clone());
+        let next = PathTable::noted(100, NUMBERING, identity.clone());
         assert_eq!(next.content(), before);
         assert_eq!(seen(&next, "copied", &Attr { btime, ..file(600, 2) }), copied);
         std::fs::remove_file(&identity.path).unwrap();
@@ -570,7 +650,7 @@ mod tests {
 
     #[test]
     fn the_table_is_bounded_and_keeps_what_is_used() {
-        let table = PathTable::new(50, 7);
+        let table = PathTable::new(50, NUMBERING);
         let kept = seen(&table, "kept", &file(5, 1));
         for ino in 10..1000 {
             seen(&table, &ino.to_string(), &file(ino, 1));

@@ -15,9 +15,10 @@ use super::{Root, sys};
 pub(crate) const NAME: &[u8] = b"trusted.dray.id_key";
 
 impl Root {
-    /// Reads the key, or makes it. Servers that make it at the same time agree on the first. Errors:
-    /// those of getxattr(2) and setxattr(2), such as `ENOTSUP`, and `EROFS`.
-    pub fn shared_id_key(&self) -> Result<u128> {
+    /// Reads the key, or makes it. Servers that make it at the same time agree on the first. None where the file
+    /// system has no such attributes, as NFS. Errors: those of getxattr(2) and setxattr(2), such as
+    /// `EROFS`.
+    pub fn shared_id_key(&self) -> Result<Option<u128>> {
         let (dir, name) = (self.dir.as_fd(), sys::xattr_name(NAME)?);
         let read = || sys::get_xattr(dir, &name);
         let value = match read() {
@@ -26,13 +27,15 @@ impl Root {
                 dray_rt::random_bytes(&mut key);
                 match sys::set_xattr(dir, &name, &key, XattrSet::Create) {
                     Ok(()) | Err(Errno::EEXIST) => read()?,
+                    Err(Errno::ENOTSUP) => return Ok(None),
                     Err(errno) => return Err(errno.into()),
                 }
             }
+            Err(Errno::ENOTSUP) => return Ok(None),
             value => value?,
         };
         let key: [u8; 16] = value.try_into().map_err(|_| Errno::EBADMSG)?;
-        Ok(u128::from_le_bytes(key))
+        Ok(Some(u128::from_le_bytes(key)))
     }
 }
 

@@ -3,6 +3,7 @@
 mod data;
 mod devices;
 mod escape;
+mod learned;
 mod names;
 mod open;
 mod rig;

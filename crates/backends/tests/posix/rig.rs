@@ -13,6 +13,8 @@ use dray_rt::{DriverKind, Executor};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Tmpfs,
+    /// Has no handles that the backend knows: the path table. What is in it goes with the mount.
+    Ramfs,
     /// This and the next two on a loop device.
     Ext4,
     Xfs,
@@ -79,6 +81,7 @@ impl Disk {
         let mounted = match kind {
             Kind::Tmpfs => disk.mount(&["-t", "tmpfs", "-o", &format!("size={mib}m"), "tmpfs"]),
             Kind::Ext4 => disk.mount_image(mib, &["mkfs.ext4", "-q", "-m", "0", "-N", "65536"]),
+            Kind::Ramfs => disk.mount(&["-t", "ramfs", "ramfs"]),
             // The least that their mkfs takes.
             Kind::Xfs => disk.mount_image(mib.max(300), &["mkfs.xfs", "-q"]),
             Kind::Btrfs => disk.mount_image(mib.max(128), &["mkfs.btrfs", "-q"]),

@@ -9,7 +9,8 @@ const KEY: &[u8] = b"trusted.dray.id_key";
 /// The options of one of the servers of a projection.
 fn of_a_server(kit: &Kit) -> PosixOptions {
     let key = Root::open(&kit.path).unwrap().shared_id_key().unwrap();
-    PosixOptions { id_key: Some(key), ..plain() }
+    assert!(key.is_some());
+    PosixOptions { id_key: key, ..plain() }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dray_backends::backend::{Backend, BackendResources, DescriptorStore, FoundBackend, Squash};
-use dray_core::FileSystem;
+use dray_core::{FileSystem, FsUuid};
 use dray_layers::aggregate::{Aggregate, PendingEra};
 use dray_layers::faults::{Fault, Faults};
 use dray_layers::{ObservedExport, Observer, observe_export};
@@ -240,9 +240,11 @@ impl ExportOpener {
         let lost = Arc::new(AtomicBool::new(false));
         let exported = Arc::downgrade(&self.exported);
         let on_death = DeathNotice { lost: lost.clone(), exported };
+        let shared_ids = plan.projection.as_ref().is_some_and(|projection| projection.shares_ids());
         let resources = BackendResources {
             uuid: identity.uuid,
             id_key: identity.key,
+            shared_ids,
             state_file: self.state_file()?,
             descriptor_store: self
                 .descriptor_store
@@ -258,10 +260,8 @@ impl ExportOpener {
         for caveat in backend.caveats() {
             log::warn!("export `{}`: {caveat}", plan.name);
         }
-        if plan.projection.as_ref().is_some_and(|projection| projection.shares_ids())
-            && !backend.has_shared_ids()
-        {
-            return Err(self.no_shared_ids().into());
+        if shared_ids {
+            self.check_shared_ids(&*backend, &identity)?;
         }
         self.exported.answered(&dir, backend.clone());
         let era = PendingEra { boot: self.boot, uuid: identity.uuid };
@@ -348,13 +348,43 @@ impl ExportOpener {
     fn identity_to_clients(&self, found: &dyn FoundBackend) -> Result<ExportIdentity, OpenFailure> {
         let own = self.identity(found)?;
         let Some(projection) = &self.plan.projection else { return Ok(own) };
+        let uuid = projection.definition.fs_uuid();
         let key = match projection.shares_ids() {
             true => found
                 .shared_id_key()
-                .map_err(|why| Failure::new(format!("{}: {why}", self.cannot())))?,
+                .map_err(|why| Failure::new(format!("{}: {why}", self.cannot())))?
+                .unwrap_or_else(|| key_of_all(uuid)),
             false => own.key,
         };
-        Ok(ExportIdentity { uuid: projection.definition.fs_uuid(), key })
+        Ok(ExportIdentity { uuid, key })
+    }
+
+    /// Whether other servers find the files of `backend`, and clients can make up no ids. Ids that are learned
+    /// lead to nothing but names beneath the directory, and need no secret for that.
+    fn check_shared_ids(
+        &self,
+        backend: &dyn Backend,
+        identity: &ExportIdentity,
+    ) -> Result<(), Failure> {
+        let is_secret = identity.key != key_of_all(identity.uuid);
+        match (backend.has_shared_ids(), is_secret, backend.info().learns_ids()) {
+            (false, _, _) => Err(self.no_shared_ids()),
+            (true, false, false) => Err(Failure::new(format!(
+                "{}: the servers of a projection sign ids of files by a secret in an attribute `trusted.*` of \
+                 the directory, and the file system below has no such attributes",
+                self.cannot()
+            ))),
+            (true, false, true) => {
+                log::warn!(
+                    "export `{}`: the file system below has no attributes `trusted.*` to keep a secret in: \
+                     who has the key of the mounts can reach files by guessed inode numbers, in directories \
+                     that are closed to him",
+                    self.plan.name
+                );
+                Ok(())
+            }
+            (true, true, _) => Ok(()),
+        }
     }
 
     /// Makes ready what a projection over servers with their own disks is served from. Its identity has been
@@ -375,9 +405,8 @@ impl ExportOpener {
         let (cannot, layout) = (self.cannot(), self.plan.projection.as_ref());
         let layout = layout.map(|projection| projection.definition.layout.to_string());
         Failure::new(format!(
-            "{cannot}: the layout {} takes a file system whose file handles all servers have in common, \
-             such as ext4, xfs, btrfs or tmpfs; this one has none that dray knows, and other servers \
-             would not find its files",
+            "{cannot}: the layout {} takes a file system whose files all servers know by the same handles or \
+             inode numbers; this one is of this machine alone, and other servers would not find its files",
             layout.unwrap_or_default()
         ))
     }
@@ -391,6 +420,11 @@ impl ExportOpener {
             );
         }
     }
+}
+
+/// The key of servers that have no place for a secret of their own. It is known to whoever knows the projection.
+fn key_of_all(uuid: FsUuid) -> u128 {
+    uuid.0
 }
 
 #[cfg(test)]

@@ -189,6 +189,15 @@ impl FileSystem for LockingFs {
         Box::pin(async move { Ok(self.wrap(self.inner.open(cx, id, how).await?)) })
     }
 
+    fn learn<'a>(
+        &'a self,
+        _: &'a Context,
+        _: (FileId, &'a Name),
+        _: FileId,
+    ) -> Fut<'a, Result<()>> {
+        Box::pin(async { Err(Errno::ENOTSUP.into()) })
+    }
+
     fn open_named<'a>(
         &'a self,
         cx: &'a Context,

@@ -191,6 +191,15 @@ impl FileSystem for Aggregate {
         })
     }
 
+    fn learn<'a>(
+        &'a self,
+        cx: &'a Context,
+        place: (FileId, &'a Name),
+        id: FileId,
+    ) -> Fut<'a, Result<()>> {
+        self.inner().learn(cx, place, id)
+    }
+
     fn open<'a>(
         &'a self,
         cx: &'a Context,

@@ -64,7 +64,7 @@ impl PlacedFile {
             .collect();
         for some in asked.chunks(ASKED_AT_ONCE) {
             let ids = some.iter().filter_map(|index| Some(page.get(*index)?.1.id));
-            let calls = ids.map(|id| self.shared.home(id).getattr(cx, id)).collect();
+            let calls = ids.map(|id| self.shared.getattr(cx, id)).collect();
             let answers = dray_rt::join_all(calls).await;
             for (index, attr) in some.iter().zip(answers) {
                 page.set_attr(*index, attr.ok()); // none of a file that is gone
@@ -131,6 +131,7 @@ impl OpenFile for PlacedFile {
         Box::pin(async move {
             let mut page = self.inner.readdir(cx, cookie, max_bytes, plus).await?;
             if plus {
+                self.shared.met_all(self.id(), &page);
                 self.ask_homes(cx, &mut page).await;
             }
             Ok(page)

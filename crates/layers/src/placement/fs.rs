@@ -15,6 +15,7 @@ use dray_core::{
 
 use super::file::PlacedFile;
 use super::mapping::{Placement, ServerIndex};
+use super::places::{FilePlace, FilePlaces};
 
 /// Lookups of one name that find a file which is gone when its home server is asked. After that many
 /// the name is reported as absent: others replace the file faster than it can be looked at.
@@ -35,6 +36,7 @@ pub(super) struct PlacedServers {
     /// In the order of the definition.
     servers: Vec<Arc<dyn FileSystem>>,
     info: FsInfo,
+    pub(super) places: FilePlaces,
 }
 
 impl PlacedServers {
@@ -42,23 +44,78 @@ impl PlacedServers {
         &*self.servers[usize::from(index)]
     }
 
+    pub(super) fn root(&self) -> FileId {
+        self.info.root
+    }
+
+    pub(super) fn indices(&self) -> impl Iterator<Item = ServerIndex> {
+        (0..self.servers.len()).map(|index| ServerIndex(index as u16))
+    }
+
+    /// Whether servers may have to learn ids from names.
+    pub(super) fn learn(&self) -> bool {
+        self.info.learns_ids()
+    }
+
     /// The server where a file is used: its content, its attributes and its locks.
     pub(super) fn home(&self, id: FileId) -> &dyn FileSystem {
         self.at(self.placement.home(id))
     }
 
+    /// A lookup at the directory's server.
+    async fn look_at(
+        &self,
+        cx: &Context,
+        at: ServerIndex,
+        (dir, name): (FileId, &Name),
+    ) -> Result<Entry> {
+        let entry = self.taught(cx, (at, [dir]), || self.at(at).lookup(cx, dir, name)).await?;
+        self.met((dir, name), &entry);
+        Ok(entry)
+    }
+
+    /// The attributes of a file at its home.
+    pub(super) fn getattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Attr>> {
+        self.taught(cx, (self.placement.home(id), [id]), move || self.home(id).getattr(cx, id))
+    }
+
     /// The regular file of this name, which may be about to lose the name.
     async fn file_named(&self, cx: &Context, (dir, name): (FileId, &Name)) -> Option<FileId> {
         let at = self.placement.name(dir, name);
-        let entry = self.at(at).lookup(cx, dir, name).await.ok()?;
+        let entry = self.look_at(cx, at, (dir, name)).await.ok()?;
         (entry.attr.file_type() == FileType::Regular).then_some(entry.id)
+    }
+
+    /// What a rename is about to move, with its next name, if servers have to be told of it.
+    async fn about_to_move(
+        &self,
+        cx: &Context,
+        at: ServerIndex,
+        (from, to): ((FileId, &Name), (FileId, &Name)),
+        how: RenameHow,
+    ) -> Vec<(FileId, FilePlace)> {
+        let mut moved = Vec::new();
+        if !self.learn() {
+            return moved;
+        }
+        let exchanged = match how {
+            RenameHow::Exchange => Some((to, from)),
+            RenameHow::Replace | RenameHow::NoReplace => None,
+        };
+        for (old, (dir, name)) in [Some((from, to)), exchanged].into_iter().flatten() {
+            if let Ok(entry) = self.look_at(cx, at, old).await {
+                let is_dir = entry.attr.file_type() == FileType::Directory;
+                moved.push((entry.id, FilePlace { dir, name: name.to_owned(), is_dir }));
+            }
+        }
+        moved
     }
 
     /// Has the home of `file` see that the server `removing` has taken a name from it. Without a name its
     /// home frees its space, or keeps it for the clients that have it open.
     async fn show_removed(&self, cx: &Context, file: Option<FileId>, removing: ServerIndex) {
         if let Some(id) = file.filter(|id| self.placement.home(*id) != removing) {
-            let _ = self.home(id).getattr(cx, id).await; // ESTALE if nobody has it open
+            let _ = self.getattr(cx, id).await; // ESTALE if nobody has it open
         }
     }
 
@@ -77,11 +134,20 @@ impl PlacedServers {
         if home == answering {
             return Ok(entry);
         }
-        let attr = self.at(home).getattr(cx, entry.id).await?;
+        let attr = self.getattr(cx, entry.id).await?;
         let validity = entry.attr.validity; // what the name's server said of the name
         let validity = dray_core::Validity { name: validity.name, ..attr.validity };
         Ok(Entry { id: entry.id, attr: Attr { validity, ..attr } })
     }
+}
+
+/// Makes a call at a file's home.
+macro_rules! at_home {
+    ($self:ident, $cx:ident, $id:ident, $method:ident($($argument:expr),*)) => {{
+        let shared = &*$self.shared;
+        let call = move || shared.home($id).$method($($argument),*);
+        shared.taught($cx, (shared.placement.home($id), [$id]), call)
+    }};
 }
 
 impl PlacedFs {
@@ -92,7 +158,8 @@ impl PlacedFs {
     pub fn new(placement: Placement, servers: Vec<Arc<dyn FileSystem>>) -> PlacedFs {
         assert_eq!(servers.len(), placement.servers_count(), "one file system for each server");
         let info = servers[0].info().clone();
-        PlacedFs { shared: Arc::new(PlacedServers { placement, servers, info }) }
+        let places = FilePlaces::default();
+        PlacedFs { shared: Arc::new(PlacedServers { placement, servers, info, places }) }
     }
 
     /// Opens at its home server a file that was just created at the server of its name, where it is closed
@@ -151,7 +218,8 @@ impl PlacedFs {
             Err(error) if error.errno() == Errno::EINVAL => {}
             outcome => return outcome,
         }
-        match self.shared.home(entry.id).setattr(cx, entry.id, set).await {
+        let id = entry.id;
+        match at_home!(self, cx, id, setattr(cx, id, set)).await {
             Err(error) if error.errno() == Errno::EACCES && entry.attr.size == 0 => Ok(entry.attr),
             outcome => outcome,
         }
@@ -165,24 +233,25 @@ impl PlacedFs {
         how: OpenHow,
         cuts: bool,
     ) -> Result<Arc<dyn OpenFile>> {
-        let home = self.shared.home(entry.id);
         let how = OpenHow { with_attr: true, ..how };
         if cuts {
-            match home.open(cx, entry.id, how).await {
+            match self.open_home(cx, entry.id, how).await {
                 // New, since it is empty, and of a mode that allows its creator no more opens.
                 Err(error) if error.errno() == Errno::EACCES && entry.attr.size == 0 => {}
                 outcome => return outcome,
             }
         }
-        home.open(cx, entry.id, how.of_created()).await
+        self.open_home(cx, entry.id, how.of_created()).await
     }
-}
 
-/// Makes a call at one server.
-macro_rules! at_home {
-    ($self:ident, $id:ident, $method:ident($($argument:expr),*)) => {
-        $self.shared.home($id).$method($($argument),*)
-    };
+    fn open_home<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        how: OpenHow,
+    ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
+        at_home!(self, cx, id, open(cx, id, how))
+    }
 }
 
 impl FileSystem for PlacedFs {
@@ -215,7 +284,7 @@ impl FileSystem for PlacedFs {
         Box::pin(async move {
             let at = self.shared.placement.name(dir, name);
             for _ in 0..LOOKUPS_MAX {
-                let entry = self.shared.at(at).lookup(cx, dir, name).await?;
+                let entry = self.shared.look_at(cx, at, (dir, name)).await?;
                 match self.shared.at_home(cx, entry, at).await {
                     Err(error) if error.errno() == Errno::ESTALE => {} // replaced in between
                     outcome => return outcome,
@@ -228,21 +297,22 @@ impl FileSystem for PlacedFs {
     fn parent<'a>(&'a self, cx: &'a Context, dir: FileId) -> Fut<'a, Result<Entry>> {
         Box::pin(async move {
             let at = self.shared.placement.directory(dir);
-            let entry = self.shared.at(at).parent(cx, dir).await?;
+            let shared = &*self.shared;
+            let entry = shared.taught(cx, (at, [dir]), || shared.at(at).parent(cx, dir)).await?;
             self.shared.at_home(cx, entry, at).await
         })
     }
 
     fn getattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Attr>> {
-        at_home!(self, id, getattr(cx, id))
+        at_home!(self, cx, id, getattr(cx, id))
     }
 
     fn setattr<'a>(&'a self, cx: &'a Context, id: FileId, set: SetAttr) -> Fut<'a, Result<Attr>> {
-        at_home!(self, id, setattr(cx, id, set))
+        at_home!(self, cx, id, setattr(cx, id, set))
     }
 
     fn readlink<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>> {
-        at_home!(self, id, readlink(cx, id))
+        at_home!(self, cx, id, readlink(cx, id))
     }
 
     fn make<'a>(
@@ -252,8 +322,18 @@ impl FileSystem for PlacedFs {
         name: &'a Name,
         what: Make<'a>,
     ) -> Fut<'a, Result<Entry>> {
+        let shared = &*self.shared;
+        let at = shared.placement.name(dir, name);
         // Nobody has asked another server for the new file's attributes, so they are not old.
-        self.shared.at(self.shared.placement.name(dir, name)).make(cx, dir, name, what)
+        let made = shared.taught(cx, (at, [dir]), move || shared.at(at).make(cx, dir, name, what));
+        if !shared.learn() {
+            return made;
+        }
+        Box::pin(async move {
+            let entry = made.await?;
+            shared.met((dir, name), &entry);
+            Ok(entry)
+        })
     }
 
     fn remove<'a>(
@@ -270,7 +350,9 @@ impl FileSystem for PlacedFs {
                 RemoveKind::File => self.shared.file_named(cx, (dir, name)).await,
                 RemoveKind::Directory => None,
             };
-            self.shared.at(at).remove(cx, dir, name, kind).await?;
+            let shared = &*self.shared;
+            let remove = || shared.at(at).remove(cx, dir, name, kind);
+            shared.taught(cx, (at, [dir]), remove).await?;
             self.shared.show_removed(cx, file, at).await;
             Ok(())
         })
@@ -292,8 +374,14 @@ impl FileSystem for PlacedFs {
                 RenameHow::Replace => self.shared.file_named(cx, to).await,
                 RenameHow::NoReplace | RenameHow::Exchange => None,
             };
-            self.shared.at(at).rename(cx, from, to, how).await?;
-            self.shared.show_removed(cx, replaced, at).await;
+            let shared = &*self.shared;
+            let moved = shared.about_to_move(cx, at, (from, to), how).await;
+            let rename = || shared.at(at).rename(cx, from, to, how);
+            shared.taught(cx, (at, [from.0, to.0]), rename).await?;
+            shared.show_removed(cx, replaced, at).await;
+            for moved in moved {
+                shared.show_renamed(cx, moved, at).await;
+            }
             Ok(())
         })
     }
@@ -308,15 +396,22 @@ impl FileSystem for PlacedFs {
         Box::pin(async move {
             let steps = cx.in_steps();
             let at = self.shared.placement.name(dir, name);
-            let entry = match self.shared.at(at).link(&steps, id, dir, name).await {
+            let shared = &*self.shared;
+            let link = || shared.at(at).link(&steps, id, dir, name);
+            let entry = match shared.taught(&steps, (at, [id, dir]), link).await {
                 // Without a name it is known at its home only.
                 Err(error) if error.errno() == Errno::ESTALE => {
                     drop(steps); // no request waits for a slot while it keeps one
-                    return at_home!(self, id, link(cx, id, dir, name)).await;
+                    let home = shared.placement.home(id);
+                    let link = || shared.at(home).link(cx, id, dir, name);
+                    let entry = shared.taught(cx, (home, [dir]), link).await?;
+                    shared.met((dir, name), &entry);
+                    return Ok(entry);
                 }
                 outcome => outcome?,
             };
-            match self.shared.at_home(&steps, entry, at).await {
+            shared.met((dir, name), &entry);
+            match shared.at_home(&steps, entry, at).await {
                 // Removed since: it was there, with these attributes.
                 Err(error) if error.errno() == Errno::ESTALE => Ok(entry),
                 outcome => outcome,
@@ -332,9 +427,20 @@ impl FileSystem for PlacedFs {
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
         Box::pin(async move {
             let at = self.shared.opening(id, how);
-            let file = self.shared.at(at).open(cx, id, how).await?;
+            let shared = &*self.shared;
+            let open = || shared.at(at).open(cx, id, how);
+            let file = shared.taught(cx, (at, [id]), open).await?;
             Ok(PlacedFile::open(&self.shared, (at, how), file))
         })
+    }
+
+    fn learn<'a>(
+        &'a self,
+        _: &'a Context,
+        _: (FileId, &'a Name),
+        _: FileId,
+    ) -> Fut<'a, Result<()>> {
+        Box::pin(async { Err(Errno::ENOTSUP.into()) })
     }
 
     fn open_named<'a>(
@@ -347,10 +453,15 @@ impl FileSystem for PlacedFs {
         Box::pin(async move {
             let at = self.shared.placement.name(place.0, place.1);
             if at == self.shared.opening(id, how) {
-                let file = self.shared.at(at).open_named(cx, place, id, how).await?;
+                let shared = &*self.shared;
+                let open = || shared.at(at).open_named(cx, place, id, how);
+                let file = shared.taught(cx, (at, [place.0, id]), open).await?;
                 return Ok(PlacedFile::open(&self.shared, (at, how), file));
             }
-            must_be_named(self.shared.at(at), cx, place, id).await?;
+            let shared = &*self.shared;
+            let named =
+                || -> Fut<'_, Result<()>> { Box::pin(must_be_named(shared.at(at), cx, place, id)) };
+            shared.taught(cx, (at, [place.0]), named).await?;
             self.open(cx, id, how).await
         })
     }
@@ -369,7 +480,10 @@ impl FileSystem for PlacedFs {
             let cx = &steps;
             let at = self.shared.placement.name(dir, name);
             let uncut = CreateHow { open: how.open.without_truncation(), ..how };
-            let created = self.shared.at(at).create(cx, dir, name, uncut).await?;
+            let shared = &*self.shared;
+            let create = || shared.at(at).create(cx, dir, name, uncut);
+            let created = shared.taught(cx, (at, [dir]), create).await?;
+            shared.met((dir, name), &created.0);
             self.move_home(cx, created, (at, how)).await
         })
     }
@@ -391,7 +505,8 @@ impl FileSystem for PlacedFs {
             let mut others: Vec<Arc<dyn OpenFile>> = Vec::new();
             let mut tries = TMPFILE_TRIES * self.shared.servers.len();
             let made = loop {
-                let (entry, file) = match server.tmpfile(cx, dir, how).await {
+                let make = || server.tmpfile(cx, dir, how);
+                let (entry, file) = match self.shared.taught(cx, (at, [dir]), make).await {
                     Ok(made) => made,
                     Err(error) => break Err(error),
                 };
@@ -423,7 +538,7 @@ impl FileSystem for PlacedFs {
     }
 
     fn access<'a>(&'a self, cx: &'a Context, id: FileId, want: Access) -> Fut<'a, Result<()>> {
-        at_home!(self, id, access(cx, id, want))
+        at_home!(self, cx, id, access(cx, id, want))
     }
 
     fn statfs<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Statfs>> {
@@ -444,7 +559,7 @@ impl FileSystem for PlacedFs {
         id: FileId,
         name: &'a [u8],
     ) -> Fut<'a, Result<Vec<u8>>> {
-        at_home!(self, id, getxattr(cx, id, name))
+        at_home!(self, cx, id, getxattr(cx, id, name))
     }
 
     fn setxattr<'a>(
@@ -455,11 +570,11 @@ impl FileSystem for PlacedFs {
         value: &'a [u8],
         how: XattrSet,
     ) -> Fut<'a, Result<()>> {
-        at_home!(self, id, setxattr(cx, id, name, value, how))
+        at_home!(self, cx, id, setxattr(cx, id, name, value, how))
     }
 
     fn listxattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>> {
-        at_home!(self, id, listxattr(cx, id))
+        at_home!(self, cx, id, listxattr(cx, id))
     }
 
     fn removexattr<'a>(
@@ -468,6 +583,6 @@ impl FileSystem for PlacedFs {
         id: FileId,
         name: &'a [u8],
     ) -> Fut<'a, Result<()>> {
-        at_home!(self, id, removexattr(cx, id, name))
+        at_home!(self, cx, id, removexattr(cx, id, name))
     }
 }

@@ -10,9 +10,11 @@ mod definition;
 mod file;
 mod fs;
 mod hash;
+mod learning;
 mod mapping;
 mod own_disks;
 mod parse;
+mod places;
 mod session;
 mod striped;
 

@@ -105,8 +105,9 @@ impl StripedFile {
         if let Some(file) = place.get() {
             return &**file;
         }
-        let opened = self.shared.at(server).open(&cx.without_request(), self.id, self.how).await;
-        match opened {
+        let cx = &cx.without_request();
+        let open = || self.shared.at(server).open(cx, self.id, self.how);
+        match self.shared.taught(cx, (server, [self.id]), open).await {
             Ok(file) => &**place.get_or_init(|| file),
             Err(_) => {
                 self.at_home_alone.store(true, Ordering::Relaxed);

@@ -68,6 +68,7 @@ const fn without(op: Op) -> Without {
         | Op::Recover
         | Op::Redo => Without::Never,
         Op::GetXflags | Op::SetXflags => Without::Fails(Errno::ENOTTY),
+        Op::Learn => Without::Fails(Errno::ENOTSUP),
         Op::Reopen | Op::Declare | Op::LookupOpen | Op::OpenNamed => Without::OtherCalls,
     }
 }
@@ -457,6 +458,18 @@ impl FileSystem for RemoteFs {
         how: OpenHow,
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
         Box::pin(self.open_at(cx, None, id, how))
+    }
+
+    fn learn<'a>(
+        &'a self,
+        cx: &'a Context,
+        (dir, name): (FileId, &'a Name),
+        id: FileId,
+    ) -> Fut<'a, Result<()>> {
+        Box::pin(async move {
+            self.session.link.must_have(Op::Learn)?;
+            self.ask(cx, Call::Learn { dir, name: name.as_bytes(), id }).await
+        })
     }
 
     fn open_named<'a>(

@@ -78,6 +78,7 @@ fn parts<'a>(
             Some(ObservedCall { to, ..ObservedCall::new(op, id) })
         }
         Call::Parent { dir: id }
+        | Call::Learn { id, .. }
         | Call::Getattr { id, .. }
         | Call::Setattr { id, .. }
         | Call::Readlink { id }

@@ -115,4 +115,7 @@ calls! {
     /// As `Open`, if `name` in `dir` is that file; `ESTALE` if not
     /// ([`FEATURE_OPEN_NAMED`](crate::wire::FEATURE_OPEN_NAMED)).
     OpenNamed { dir: FileId, name: Bytes<'a>, id: FileId, how: OpenHow, handle: u64 },
+    /// Says that `name` in `dir` is the file `id`, which the server has not met
+    /// ([`FEATURE_LEARN`](crate::wire::FEATURE_LEARN)).
+    Learn { dir: FileId, name: Bytes<'a>, id: FileId },
 }

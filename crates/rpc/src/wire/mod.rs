@@ -66,6 +66,8 @@ pub const FEATURE_CHANGES: u64 = 64;
 pub const FEATURE_XFLAGS: u64 = 128;
 /// Feature: `open_named` is understood.
 pub const FEATURE_OPEN_NAMED: u64 = 256;
+/// Feature: `learn` is understood.
+pub const FEATURE_LEARN: u64 = 512;
 /// All features that this version knows.
 pub const FEATURES: u64 = FEATURE_STAMPS
     | FEATURE_TICKETS
@@ -75,7 +77,8 @@ pub const FEATURES: u64 = FEATURE_STAMPS
     | FEATURE_JOBS
     | FEATURE_CHANGES
     | FEATURE_XFLAGS
-    | FEATURE_OPEN_NAMED;
+    | FEATURE_OPEN_NAMED
+    | FEATURE_LEARN;
 /// Among a server's features: its machine has lost power, and it waits for what clients
 /// have kept.
 pub const RECOVERING: u64 = 1 << 63;

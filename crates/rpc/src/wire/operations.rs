@@ -10,7 +10,9 @@ use crate::wire::rows::{
     CallRow, Changes, Extent, FileRef, Intent, OpRow, Opening, Operand, SessionChange, SlotUse,
     Trace,
 };
-use crate::wire::{Call, FEATURE_LOOKUP_OPEN, FEATURE_OPEN_NAMED, FEATURE_TICKETS, FEATURE_XFLAGS};
+use crate::wire::{
+    Call, FEATURE_LEARN, FEATURE_LOOKUP_OPEN, FEATURE_OPEN_NAMED, FEATURE_TICKETS, FEATURE_XFLAGS,
+};
 
 impl OpRow {
     /// The row of an operation.
@@ -43,6 +45,8 @@ impl OpRow {
             | Op::SyncAll
             | Op::Recover
             | Op::Declare
+            // What it adds to the table of paths is no change of a file.
+            | Op::Learn
             | Op::Reopen
             // What it makes nobody else finds, and goes with the server.
             | Op::Tmpfile => row,
@@ -111,6 +115,7 @@ pub const fn feature_of(op: Op) -> u64 {
         Op::LookupOpen => FEATURE_LOOKUP_OPEN,
         Op::GetXflags | Op::SetXflags => FEATURE_XFLAGS,
         Op::OpenNamed => FEATURE_OPEN_NAMED,
+        Op::Learn => FEATURE_LEARN,
     }
 }
 
@@ -119,6 +124,8 @@ impl<'a> Call<'a> {
     pub fn row(&self) -> CallRow<'a> {
         match *self {
             Call::Lookup { dir, name } => asks(Operand::Name(dir, name)),
+            // Others may hold the file, and nothing of it is changed.
+            Call::Learn { dir, name, .. } => asks(Operand::Name(dir, name)),
             Call::Parent { dir: id }
             | Call::Readlink { id }
             | Call::Access { id, .. }

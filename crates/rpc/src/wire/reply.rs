@@ -32,6 +32,8 @@ pub struct ReplyHead {
     /// Of a failure: how long the name that was looked for may be believed to be absent. None: the
     /// server does not say.
     pub absence: Option<Ttl>,
+    /// Of a failure: see [`Error::unmet`].
+    pub unmet: bool,
     /// When the change was made, or up to when changes are on media.
     pub stamp: Option<Stamp>,
     /// What the client can show to a later server process.
@@ -47,6 +49,7 @@ const TICKET: u16 = 8;
 const TIMES_PAST: u16 = 16;
 const TIMES_YOUNG: u16 = 32;
 const ABSENCE: u16 = 64;
+const UNMET: u16 = 128;
 
 impl ReplyHead {
     /// The most that [`ReplyHead::put_message`] appends.
@@ -62,6 +65,7 @@ impl ReplyHead {
             settled: false,
             times_past: None,
             absence: None,
+            unmet: false,
             stamp: None,
             ticket: None,
         }
@@ -70,8 +74,8 @@ impl ReplyHead {
     /// Of a failure.
     pub fn failure(tag: u32, error: &Error) -> ReplyHead {
         let errno = error.errno().raw() as u16;
-        let (fate, absence) = (error.fate(), error.absence());
-        ReplyHead { errno, fate, absence, ..ReplyHead::success(tag) }
+        let (fate, absence, unmet) = (error.fate(), error.absence(), error.is_unmet());
+        ReplyHead { errno, fate, absence, unmet, ..ReplyHead::success(tag) }
     }
 
     /// The error that it carries.
@@ -79,7 +83,7 @@ impl ReplyHead {
         let errno = Errno::new(i32::from(self.errno));
         match self.fate {
             _ if self.errno == 0 => None,
-            Fate::Final => Some(Error::new(errno).absent_for(self.absence)),
+            Fate::Final => Some(Error::new(errno).absent_for(self.absence).unmet(self.unmet)),
             Fate::Retry => Some(Error::retry(errno)),
             Fate::Unknown => Some(Error::unknown(errno)),
         }
@@ -113,6 +117,7 @@ impl ReplyHead {
             | flag(self.times_past == Some(true), TIMES_PAST)
             | flag(self.times_past == Some(false), TIMES_YOUNG)
             | flag(self.absence.is_some(), ABSENCE)
+            | flag(self.unmet, UNMET)
     }
 }
 
@@ -145,6 +150,7 @@ impl<'a> Wire<'a> for ReplyHead {
             settled: has(SETTLED),
             times_past: times_known.then_some(!has(TIMES_YOUNG)),
             absence,
+            unmet: has(UNMET),
             stamp,
             ticket,
         })
@@ -184,12 +190,16 @@ mod tests {
                 assert_eq!(again(&head), head);
             }
         }
-        for error in
-            [Error::new(Errno::EIO), Error::retry(Errno::EAGAIN), Error::unknown(Errno::EIO)]
-        {
+        for error in [
+            Error::new(Errno::EIO),
+            Error::new(Errno::ESTALE).unmet(true),
+            Error::retry(Errno::EAGAIN),
+            Error::unknown(Errno::EIO),
+        ] {
             let head = again(&ReplyHead::failure(9, &error));
             let came = head.error().unwrap();
             assert_eq!((came.errno(), came.fate()), (error.errno(), error.fate()));
+            assert_eq!(came.is_unmet(), error.is_unmet());
         }
     }
 

@@ -49,6 +49,7 @@ pub fn call<'a>(op: Op, root: FileId, words: &'a Words, chance: &mut Chance) -> 
         Op::OpenNamed => {
             Call::OpenNamed { dir, name, id: id(root, chance), how: open_how(chance), handle }
         }
+        Op::Learn => Call::Learn { dir, name, id: id(root, chance) },
         Op::Create => Call::Create { dir, name, how: create_how(chance), handle },
         Op::Tmpfile => Call::Tmpfile { dir, how: create_how(chance), handle },
         Op::Access => Call::Access { id: dir, want: Access(chance.next() as u32) },

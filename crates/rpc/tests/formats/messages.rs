@@ -159,6 +159,7 @@ fn calls() -> Vec<Call<'static>> {
         Call::GetXflags { handle },
         Call::SetXflags { handle, set: xflags() },
         Call::OpenNamed { dir, name, id, how: open, handle },
+        Call::Learn { dir, name, id },
     ]
 }
 

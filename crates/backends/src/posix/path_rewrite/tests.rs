@@ -2,7 +2,7 @@ use std::os::unix::fs::MetadataExt;
 
 use dray_core::{Attr, FileId, FsUuid, Gid, Identity, Name, Timestamp, Uid};
 
-use super::super::paths::PathTable;
+use super::super::paths::{Numbering, PathTable};
 use super::*;
 
 const ROOT: FileId = FileId { ino: 1, generation: 1 };
@@ -27,7 +27,7 @@ impl Site {
     }
 
     fn table(&self) -> PathTable {
-        let table = PathTable::noted(1 << 20, 7, self.0.clone());
+        let table = PathTable::noted(1 << 20, Numbering::Counted { boot: 7 }, self.0.clone());
         for at in 0..NAMES {
             table.seen(ROOT, name(&at.to_string()), &file(10 + at), None);
         }
@@ -38,7 +38,11 @@ impl Site {
     fn after_death(&self) -> PathTable {
         let path = self.0.path.with_file_name("copy");
         fs::copy(&self.0.path, &path).unwrap();
-        PathTable::noted(1 << 20, 8, LogIdentity { path, ..self.0.clone() })
+        PathTable::noted(
+            1 << 20,
+            Numbering::Counted { boot: 8 },
+            LogIdentity { path, ..self.0.clone() },
+        )
     }
 }
 

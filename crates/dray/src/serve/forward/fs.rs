@@ -177,6 +177,16 @@ impl FileSystem for ForwardFs {
         as_changer!(self, cx, Op::Link, self.inner.link(cx, id, dir, name))
     }
 
+    /// The servers above learn ids from their own client, which is this server.
+    fn learn<'a>(
+        &'a self,
+        _: &'a Context,
+        _: (FileId, &'a Name),
+        _: FileId,
+    ) -> Fut<'a, Result<()>> {
+        Box::pin(async { Err(Errno::ENOTSUP.into()) })
+    }
+
     fn open<'a>(
         &'a self,
         cx: &'a Context,

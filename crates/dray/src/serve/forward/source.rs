@@ -137,7 +137,7 @@ impl FoundBackend for FoundUpper {
         (!same).then_some(Difference::FileSystem)
     }
 
-    fn shared_id_key(&self) -> std::result::Result<u128, String> {
+    fn shared_id_key(&self) -> std::result::Result<Option<u128>, String> {
         Err("its files have the ids of the server that it is forwarded to".to_owned())
     }
 

@@ -261,6 +261,15 @@ impl FileSystem for OwnDisksFs {
         })
     }
 
+    fn learn<'a>(
+        &'a self,
+        _: &'a Context,
+        _: (FileId, &'a Name),
+        _: FileId,
+    ) -> Fut<'a, Result<()>> {
+        Box::pin(async { Err(Errno::ENOTSUP.into()) })
+    }
+
     fn open<'a>(
         &'a self,
         cx: &'a Context,

@@ -98,6 +98,9 @@ async fn run(
         Call::OpenNamed { id, how, handle, .. } => {
             opening::open(session, cx, (id, how, handle), false).await?
         }
+        Call::Learn { dir, name, id } => {
+            Reply::success(fs.learn(cx, (dir, Name::new(name)?), id).await?)
+        }
         Call::Reopen { id, how, handle, ticket } => {
             opening::reopen(session, cx, (id, how, handle), ticket).await?
         }

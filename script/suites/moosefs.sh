@@ -1,0 +1,152 @@
+#!/bin/bash
+# A projection over two servers on a real MooseFS: a master, two chunkservers, and a mount for each server.
+# Whatever two mounts of the projection have to agree on, and deaths of servers and daemons under load.
+# moosefs.sh [classic|uring]
+# proves: P155, P156, P157
+. "$(dirname "$0")/../lib/common.sh"
+. "$(dirname "$0")/../lib/mounts.sh"
+. "$(dirname "$0")/../lib/moosefs.sh"
+transport=${1:-classic}
+need moosefs-master moosefs-chunkserver moosefs-client iproute2 ||
+    { begin moosefs; skip all "MooseFS cannot be installed"; exit 0; }
+begin moosefs
+start_moosefs
+for number in 1 2; do mount_moosefs "below$number" || die "mfsmount does not start"; done
+moosefs_takes_data below1 || die "MooseFS takes no data"
+mkdir -m 777 "$scratch/below1/export"
+
+# Each server has a mount of its own, which clients are not told: the definition's path leads to it in a mount
+# namespace of the server's.
+define_two() {
+    mkdir -p "$scratch/shared"
+    cat >"$scratch/projections.toml" <<TOML
+[projection.scratch]
+layout = "cluster"
+servers = ["unix://$scratch/io1.sock", "unix://$scratch/io2.sock"]
+path = "$scratch/shared/export"
+export = { squash = "none" }
+TOML
+}
+
+# serve_moosefs N: starts the Nth server on the Nth mount; again after it was killed.
+serve_moosefs() {
+    local log=$scratch/server$1.log
+    : >"$log"
+    # shellcheck disable=SC2016 # the inner shell expands them
+    unshare --mount --propagation private sh -c 'mount --bind "$1" "$2" && shift 2 && exec "$@"' sh \
+        "$scratch/below$1" "$scratch/shared" \
+        "$DRAY" serve --listen "unix://$scratch/io$1.sock" --state "$scratch/state$1" \
+        --projections "$scratch/projections.toml" >>"$log" 2>&1 7>&- 8>&- 9>&- &
+    moosefs_servers[$1]=$!
+    remember "$!"
+    for _ in $(seq 600); do
+        grep -q "serving scratch" "$log" && return
+        kill -0 "${moosefs_servers[$1]}" 2>/dev/null || break
+        sleep 0.05
+    done
+    cat "$log" >&2
+    die "server $1 of the projection does not start"
+}
+
+# What one mount makes, moves, links, cuts and removes the other one sees at once.
+two_mounts_agree() {
+    local one=$scratch/one other=$scratch/other number
+    for number in $(seq 24); do
+        mkdir -p "$one/a$number/deep"
+        echo "first" >"$one/a$number/deep/f"
+        [ "$(cat "$other/a$number/deep/f")" = first ]
+        mv "$other/a$number" "$other/b$number"
+        [ ! -e "$one/a$number" ]
+        echo "second" >>"$one/b$number/deep/f"
+        [ "$(stat -c %s "$other/b$number/deep/f")" = 13 ]
+        [ "$(stat -c %i "$one/b$number/deep/f")" = "$(stat -c %i "$other/b$number/deep/f")" ]
+        ln "$other/b$number/deep/f" "$other/link$number"
+        [ "$(stat -c %h "$one/b$number/deep/f")" = 2 ]
+        rm "$one/b$number/deep/f"
+        [ "$(stat -c %h "$other/link$number")" = 1 ]
+        : >"$one/link$number"
+        [ "$(stat -c %s "$other/link$number")" = 0 ]
+        mv "$one/link$number" "$one/b$number/deep/g"
+        [ -e "$other/b$number/deep/g" ] && [ ! -e "$other/link$number" ]
+    done
+    [ "$(find "$one" | sed "s|$one||" | sort)" = "$(find "$other" | sed "s|$other||" | sort)" ]
+    rm -rf "$one"/b*
+    [ -z "$(ls "$other")" ]
+}
+
+# Two mounts append to files and make them exclusively at the same time.
+appends_and_creations_are_atomic() {
+    local mounts=("$scratch/one" "$scratch/other") at number workers=()
+    for at in "${mounts[@]}"; do
+        (for number in $(seq 100); do
+            echo "line" >>"$at/log$((number % 4))"
+            (set -C; echo "$at" >"$at/new$number") 2>/dev/null && echo "$number" >>"$at/winners"
+        done; true) &
+        workers+=("$!")
+    done
+    for number in "${workers[@]}"; do wait "$number"; done
+    [ "$(cat "$scratch/one"/log? | grep -cx line)" = 200 ]
+    [ "$(sort -n "$scratch/other/winners" | uniq | wc -l)" = 100 ]
+    [ "$(wc -l <"$scratch/other/winners")" = 100 ]
+    rm "$scratch/one"/*
+}
+
+# daemon_of NAME: the process that serves the mount now.
+daemon_of() {
+    local process
+    for process in /proc/[0-9]*; do
+        grep -qsz '^mount-daemon$' "$process/cmdline" &&
+            grep -qszxF "$scratch/$1" "$process/cmdline" && echo "${process#/proc/}"
+    done | head -n 1
+}
+
+# kill_daemon NAME: -9; false while there is none.
+kill_daemon() {
+    local pid
+    pid=$(daemon_of "$1")
+    [ -n "$pid" ] && kill -9 "$pid"
+}
+
+# Servers and daemons are killed while programs work in directories that are moved, and with a file that is open.
+work_goes_on() {
+    local at=$scratch/one/work other=$scratch/other/work code=0 number worker
+    mkdir "$at"
+    exec 5>>"$at/open"
+    (
+        set -e
+        for number in $(seq 150); do
+            echo "line $number" >>"$at/log"
+            echo "open $number" >&5
+            mkdir "$at/dir$number"
+            echo "$number" >"$at/dir$number/file"
+            mv "$at/dir$number" "$at/moved$number"
+            [ "$(cat "$at/moved$number/file")" = "$number" ]
+        done
+    ) &
+    worker=$!
+    mv "$at/open" "$at/open2"
+    for number in 1 2 1 2; do
+        sleep 0.7
+        kill -9 "${moosefs_servers[$number]}"
+        wait "${moosefs_servers[$number]}" 2>/dev/null || true
+        serve_moosefs "$number"
+        wait_up_to 30 kill_daemon one
+    done
+    wait "$worker" || code=$?
+    exec 5>&-
+    [ "$code" = 0 ]
+    seq -f 'line %g' 150 | cmp - "$other/log"
+    seq -f 'open %g' 150 | cmp - "$other/open2"
+    for number in $(seq 150); do [ "$(cat "$other/moved$number/file")" = "$number" ]; done
+    [ "$(find "$other" -mindepth 1 -maxdepth 1 | wc -l)" = 152 ]
+}
+
+moosefs_servers=()
+define_two
+for number in 1 2; do serve_moosefs "$number"; done
+mount_cluster one
+mount_target "dray+unix://$scratch/io2.sock?export=scratch" other
+check two-mounts-agree two_mounts_agree
+check appends-and-creations appends_and_creations_are_atomic
+check deaths-under-load work_goes_on
+finish
