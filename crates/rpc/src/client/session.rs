@@ -305,7 +305,8 @@ impl ClientSession {
         self.link.server().one_user
     }
 
-    /// Whether some callers are other users at the server than they say (`squash`), as the server said last.
+    /// Whether some callers are other users at the server than they say (`squash`), as the server
+    /// said last.
     pub fn squashes(&self) -> bool {
         self.link.server().squashes
     }

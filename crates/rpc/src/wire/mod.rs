@@ -82,8 +82,8 @@ pub const RECOVERING: u64 = 1 << 63;
 /// Among a server's features: every caller is the same user there, so that a client's kernel must
 /// not judge by the ids of its callers.
 pub const ONE_USER: u64 = 1 << 62;
-/// Among a server's features: some callers are other users there than they say. A server that forwards
-/// looks at files as root for its clients, and needs an export without that.
+/// Among a server's features: some callers are other users there than they say. A server that
+/// forwards looks at files as root for its clients, and needs an export without that.
 pub const SQUASHES: u64 = 1 << 61;
 
 /// Most bytes that a page of directory entries takes; it travels as data.

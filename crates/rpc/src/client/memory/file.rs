@@ -38,8 +38,8 @@ impl SessionMemory {
         SessionMemory::begin_file(file, boot)
     }
 
-    /// The memory of the session with this index in a file that [`SessionMemory::open_file`] has opened,
-    /// likewise with all of its blocks. Errors: as there.
+    /// The memory of the session with this index in a file that [`SessionMemory::open_file`] has
+    /// opened, likewise with all of its blocks. Errors: as there.
     pub fn from_file_at(file: OwnedFd, index: usize) -> io::Result<SessionMemory> {
         reserve(&file, index)?;
         SessionMemory::from_fd_at(file, index)
