@@ -28,27 +28,28 @@ impl<'a> ObservedCall<'a> {
     }
 }
 
-/// What becomes of a call.
+/// The decision about a call.
 pub enum Admit<'a> {
-    /// It goes on.
+    /// The call goes on.
     Now,
-    /// It goes on, or fails, when this has ended.
+    /// The call goes on, or fails, when this future has ended.
     After(Fut<'a, Result<()>>),
-    /// It fails.
+    /// The call fails.
     Refuse(Error),
 }
 
 /// Decides about the calls of clients to one export: shares of bandwidth, or deliberate faults.
 ///
 /// A server asks before a call waits for anything. A call that has to wait here holds no lock on a
-/// directory, no range of a file, and nothing else that calls of other clients wait for. The server
-/// does not ask for its own calls, nor for calls that restore what a client had before a restart.
+/// directory and no range of a file. It holds nothing else that calls of other clients wait for.
+/// The server does not ask for its own calls, nor for calls that restore what a client had before a
+/// restart.
 pub trait CallAdmission: Send + Sync + 'static {
-    /// A call has come. What can be decided at once should be, because a future costs an
-    /// allocation.
+    /// A call has come. A decision that is possible at once should be made at once, because a
+    /// future costs an allocation.
     fn admit<'a>(&'a self, cx: &'a Context, call: &'a ObservedCall<'a>) -> Admit<'a>;
 
-    /// A call has failed with the error that [`CallAdmission::admit`] gave it, `elapsed` after that was
-    /// asked. It was not carried out.
+    /// A call has failed with the error that [`CallAdmission::admit`] gave it, `elapsed` after that
+    /// was asked. It was not carried out.
     fn refused(&self, cx: &Context, call: &ObservedCall<'_>, error: &Error, elapsed: Duration);
 }

@@ -28,7 +28,7 @@ impl From<Duration> for Timestamp {
     }
 }
 
-/// What kind of file it is; the `S_IFMT` part of a mode.
+/// The kind of a file; the `S_IFMT` part of a mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // The names say it; see inode(7).
 pub enum FileType {
@@ -118,9 +118,10 @@ impl Attr {
         FileType::from_mode(self.mode).unwrap_or(FileType::Regular)
     }
 
-    /// How near two changes can be that leave it with the same times: some ticks of the slowest clock
-    /// (100 Hz), late ones included, and of file systems without parts of seconds, of which FAT has
-    /// the coarsest times, 2 s.
+    /// The longest time between two changes that can leave a file with the same times. For file
+    /// systems with parts of seconds it is some ticks of the slowest clock (100 Hz), late ones
+    /// included. For file systems without parts of seconds it covers the coarsest times, which are
+    /// FAT's, 2 s.
     pub fn grain(&self) -> Duration {
         match self.ctime.nsec {
             0 => Duration::from_secs(3),
@@ -128,8 +129,8 @@ impl Attr {
         }
     }
 
-    /// Whether it was made since that clock showed `clock`. Where the file system keeps no time of birth
-    /// that of the last change of content stands for it.
+    /// Whether the file was made since that clock showed `clock`. Where the file system keeps no
+    /// time of birth, the time of the last change of content stands for it.
     pub fn is_born_since(&self, clock: Timestamp) -> bool {
         let born = if self.btime == Timestamp::default() { self.mtime } else { self.btime };
         born.nanos() + self.grain().as_nanos() as i128 >= clock.nanos()

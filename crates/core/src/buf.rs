@@ -1,10 +1,10 @@
 //! Owned data buffers.
 //!
-//! The memory of a buffer belongs to a [`Memory`] owner: the heap, a slot of a registered pool, or the
-//! payload of a FUSE ring entry. Every buffer over that memory keeps the owner alive. A dropped future
-//! cannot stop a NIC, so the code that starts a transfer holds a buffer until the transfer is complete.
-//! An owner learns from its drop that its memory is free. An owner that keeps one reference for itself
-//! learns it from being the only holder.
+//! The memory of a buffer belongs to a [`Memory`] owner. The owner is the heap, a slot of a
+//! registered pool, or the payload of a FUSE ring entry. Every buffer over that memory keeps the
+//! owner alive. A dropped future cannot stop a NIC, so the code that starts a transfer holds a
+//! buffer until the transfer is complete. An owner learns from its drop that its memory is free. An
+//! owner that keeps one reference for itself learns it from being the only holder.
 
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -81,7 +81,7 @@ impl Memory for Heap {}
 /// Bytes up to this number are kept beside their count of users.
 const SHORT_BYTES: usize = 128;
 
-/// One allocation for what is short, as nearly all messages are.
+/// The memory of a short buffer, which is one allocation. Nearly all messages are short.
 #[repr(align(8))]
 struct Short(UnsafeCell<[MaybeUninit<u8>; SHORT_BYTES]>);
 
@@ -253,8 +253,8 @@ impl BufMut {
         end == rest.start.as_ptr() && Arc::ptr_eq(&self.owner, &rest.owner)
     }
 
-    /// Undoes [`BufMut::split_off`]: `rest` is what that returned, asserted. What is filled
-    /// behind a gap is forgotten.
+    /// Undoes [`BufMut::split_off`]: `rest` is what that returned, asserted. Bytes that are filled
+    /// behind a gap are forgotten.
     pub fn rejoin(&mut self, rest: BufMut) {
         assert!(self.is_followed_by(&rest), "not the other part of this buffer");
         if self.filled_bytes == self.room_bytes {
@@ -305,7 +305,7 @@ impl Buf {
         Buf { start, len_bytes, owner }
     }
 
-    /// Where its content lies, if that is not its memory.
+    /// The pages in which the buffer's content lies, if that is not its memory.
     pub fn pages(&self) -> Option<&dyn Pages> {
         self.owner.pages()
     }

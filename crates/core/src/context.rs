@@ -79,15 +79,15 @@ pub enum Class {
     Background,
 }
 
-/// What of a request is counted among those of clients.
+/// The part of a request that is counted among those of clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Counted {
-    /// That it came, how long it took and what it moved.
+    /// The request counts with its number, its duration and its bytes.
     #[default]
     Whole,
-    /// Only its bytes count: it is the rest of a request that was counted with its first part.
+    /// Only the bytes count: this is the rest of a request that was counted with its first part.
     Bytes,
-    /// Nothing: no client asked for it.
+    /// Nothing counts: no client asked for the request.
     Nothing,
 }
 
@@ -98,7 +98,8 @@ pub enum Counted {
 pub struct Context {
     /// The node and the request that it began with, through any number of servers between.
     pub origin: Origin,
-    /// To whom what it takes belongs here: at a server the session that it came by.
+    /// The holder of the things that a call takes here: at a server the session that the call came
+    /// by.
     pub holder: HolderId,
     /// Credentials and job.
     pub who: Arc<Identity>,
@@ -119,21 +120,23 @@ pub struct Context {
     pub address: ClientAddress,
     /// The session and the connection that brought it; none: no connection did.
     pub via: Option<Via>,
-    /// The client had, before its server started anew, what it asks for: a share that has become
-    /// smaller meanwhile does not keep it from that.
+    /// The client asks for things that it had before its server started anew. A share that has
+    /// become smaller meanwhile does not keep them from the client.
     pub claims: bool,
     /// How metrics count this request.
     pub counted: Counted,
-    /// What the steps of a request keep until the last of them has ended; none: it has one step.
+    /// The guards that the steps of a request keep until the last step has ended. None: the request
+    /// has one step.
     pub steps: Option<Arc<StepGuards>>,
 }
 
-/// Requests have smaller numbers than this bit. The bits from it on tell the parts of a request apart; the
-/// last one is that of numbers that a client gives by itself.
+/// Requests have smaller numbers than this bit. The bits from it on tell the parts of a request
+/// apart; the last one is that of numbers that a client gives by itself.
 const PART_SHIFT: u32 = 50;
 
-/// What the steps of one request keep until its last step has ended, such as replay slots. A client
-/// process that follows one that died in between finds them taken, so that no step is made twice.
+/// The guards that the steps of one request keep until its last step has ended, such as replay
+/// slots. If the client process dies in between, the next process finds the guards taken. So no
+/// step is made twice.
 #[derive(Default)]
 pub struct StepGuards(Mutex<Vec<Box<dyn Any + Send>>>);
 
@@ -164,8 +167,8 @@ impl Context {
         }
     }
 
-    /// The same for one of the calls that one request makes at the same time, with its number from 0 on.
-    /// A client process that follows one that died in between knows each of them again.
+    /// The same for one of the calls that one request makes at the same time, with its number from
+    /// 0 on. A client process that follows one that died in between knows each of them again.
     pub fn part(&self, number: usize) -> Context {
         let Origin { node, request: RequestId(request) } = self.origin;
         let part = if request == 0 { 0 } else { (number as u64) << PART_SHIFT };
@@ -178,8 +181,8 @@ impl Context {
         Context { origin, ..self.clone() }
     }
 
-    /// The same for the steps of one request. Their guards go with the last context that has them. No step
-    /// may wait for what another request keeps in that way.
+    /// The same for the steps of one request. Their guards go with the last context that has them.
+    /// No step may wait for what another request keeps in that way.
     pub fn in_steps(&self) -> Context {
         Context { steps: Some(Arc::default()), ..self.clone() }
     }
@@ -220,8 +223,8 @@ impl Context {
         }
     }
 
-    /// As [`Context::check`], for what waits: ready with the error once the caller has given up,
-    /// of which `task` is woken.
+    /// As [`Context::check`], for a caller that waits. It is ready with the error once the caller
+    /// has given up, and wakes `task` then.
     pub fn poll_cancelled(&self, task: &mut TaskContext<'_>) -> Poll<Error> {
         match &self.cancel {
             Some(cancel) if cancel.poll_set(task) => Poll::Ready(self.cancelled()),
@@ -229,7 +232,7 @@ impl Context {
         }
     }
 
-    /// What an operation answers that ends because its caller gave up.
+    /// The error of an operation that ends because its caller gave up.
     pub fn cancelled(&self) -> Error {
         Error::retry(Errno::EINTR).because("the caller was interrupted")
     }

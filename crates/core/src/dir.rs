@@ -2,7 +2,7 @@
 
 use crate::{Attr, FileId, FileType};
 
-/// One entry of a [`DirPage`]; its name is kept in the page.
+/// An entry of a [`DirPage`]; its name is kept in the page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {
     /// Identity; where the listing was made without attributes the generation may be 0.

@@ -47,7 +47,7 @@ impl Errno {
         self.0
     }
 
-    /// What the last system call of this thread left in `errno`.
+    /// The error that the last system call of this thread left in `errno`.
     pub fn last() -> Errno {
         Errno::from(std::io::Error::last_os_error())
     }

@@ -10,8 +10,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// Result of an operation that must give the caller's buffer back either way.
 pub type Io<T> = std::result::Result<T, (Error, BufMut)>;
 
-/// What is known about a failed operation, which decides whether it may be
-/// tried again. Data in the error, so that no caller has to guess from errno.
+/// The knowledge about a failed operation, which decides whether it may be tried again. Data in the
+/// error, so that no caller has to guess from errno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// Decided: the operation was not applied and trying again is pointless.
@@ -77,8 +77,8 @@ impl Error {
         self
     }
 
-    /// Says how long it may be believed that there is no such name; to `ENOENT` of a lookup. What is
-    /// not said the mount's mode of consistency decides.
+    /// Says how long it may be believed that there is no such name; to `ENOENT` of a lookup.
+    /// Without that, the mount's mode of consistency decides.
     pub fn absent_for(mut self, ttl: Option<Ttl>) -> Error {
         self.absence = ttl;
         self

@@ -11,8 +11,8 @@ use crate::{
     Statfs, Timestamp, Uid, Write, XattrSet, Xflags,
 };
 
-/// A boxed future: stacks are put together at run time. `Send`, so that a task
-/// may outlive the thread it began on (see the ADR on the reactor for the cost).
+/// A boxed future: stacks are put together at run time. The future is `Send`, so that a task may
+/// outlive the thread it began on. The ADR on the reactor gives the cost.
 pub type Fut<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Anything that serves files: backends, the remote end of a wire, and the
@@ -20,13 +20,13 @@ pub type Fut<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 ///
 /// - Operations run with the credentials in the [`Context`]; the file system
 ///   below decides permissions.
-/// - Each call is atomic with respect to every other call on the same file system. Of reads and changes of
-///   the same bytes a backend need not see to that: the server end of a session keeps them apart, which
-///   every front end comes through.
+/// - Each call is atomic with respect to every other call on the same file system. A backend need
+///   not order reads and changes of the same bytes. The server end of a session keeps them apart,
+///   and every front end goes through it.
 /// - There are no default bodies: a new operation forces a decision everywhere.
-/// - An operation on a [`FileId`] whose file is gone answers `ESTALE`, but for a moment to a caller that
-///   has just looked it up, if the file system can go on with it for him; an operation
-///   that the file system below does not have answers `EOPNOTSUPP`.
+/// - An operation on a [`FileId`] whose file is gone answers `ESTALE`. An exception is a caller
+///   that has just looked the file up: for a moment, the operation may go on for that caller. An
+///   operation that the file system below does not have answers `EOPNOTSUPP`.
 /// - A future must be polled to its end: give up by [`Context::cancel`], not by dropping.
 pub trait FileSystem: Send + Sync + 'static {
     /// Identity and root. They never change for one object.
@@ -36,8 +36,8 @@ pub trait FileSystem: Send + Sync + 'static {
     /// None if it is not known here. It may wait for the file system below.
     fn path(&self, id: FileId) -> Option<Vec<u8>>;
 
-    /// What the clock shows that files' times are taken from, or a little less; none if that is not
-    /// known here.
+    /// The time of the clock that files' times are taken from, or a little less. None if that is
+    /// not known here.
     fn clock(&self) -> Option<Timestamp>;
 
     /// The user that the caller is here, which may differ from the user that the client names. New
@@ -60,7 +60,7 @@ pub trait FileSystem: Send + Sync + 'static {
     /// (ftruncate(2) of a file opened for writing) use [`OpenFile::setattr`].
     fn setattr<'a>(&'a self, cx: &'a Context, id: FileId, set: SetAttr) -> Fut<'a, Result<Attr>>;
 
-    /// What the symbolic link `id` says.
+    /// The target of the symbolic link `id`.
     fn readlink<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>>;
 
     /// Makes a directory, node or symbolic link called `name` in `dir`.
@@ -149,10 +149,11 @@ pub trait FileSystem: Send + Sync + 'static {
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>>;
 
     /// Makes or replaces the file `name` in `dir` with `data`, at most
-    /// [`IO_MAX_BYTES`](crate::IO_MAX_BYTES). `mode` are permission bits, before the caller's umask.
-    /// Others may see the file before all data are in it. File systems that have no single call for
-    /// it use [`put_in_steps`](crate::put_in_steps). Errors: `EINVAL` for more data, and those of creating, writing and
-    /// closing; after an error of writing the file may be there with less in it.
+    /// [`IO_MAX_BYTES`](crate::IO_MAX_BYTES). `mode` are permission bits, before the caller's
+    /// umask. Others may see the file before all data are in it. File systems that have no single
+    /// call for it use [`put_in_steps`](crate::put_in_steps). Errors: `EINVAL` for more data, and
+    /// those of creating, writing and closing. After an error of writing the file may be there with
+    /// less in it.
     fn put<'a>(
         &'a self,
         cx: &'a Context,
@@ -209,8 +210,9 @@ pub trait OpenFile: Send + Sync + 'static {
     /// The file that is open.
     fn id(&self) -> FileId;
 
-    /// What came with the answer to [`OpenHow::with_attr`], or unasked from a file system that says
-    /// itself how long the file's pages may be kept ([`Validity`](crate::Validity)). None: ask.
+    /// The attributes that came with the answer to [`OpenHow::with_attr`]. They also come unasked
+    /// from a file system that says itself how long the file's pages may be kept
+    /// ([`Validity`](crate::Validity)). None: ask.
     fn at_open(&self) -> Option<AtOpen>;
 
     /// For implementations that must recognise their own ([`OpenFile::copy_range`]).
@@ -240,8 +242,8 @@ pub trait OpenFile: Send + Sync + 'static {
     /// Changes attributes through the open file: its rights decide about the size.
     fn setattr<'a>(&'a self, cx: &'a Context, set: SetAttr) -> Fut<'a, Result<Attr>>;
 
-    /// One of the descriptors of this open file was closed by `owner`'s process, whose fcntl locks
-    /// on the file end with it. Errors: also a write error that was not reported yet.
+    /// The process of `owner` has closed one of the descriptors of this open file. The process's
+    /// fcntl locks on the file end with that. Errors: also a write error that was not reported yet.
     fn flush<'a>(&'a self, cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>>;
 
     /// Data on media; with `data_only` not attributes that reading does not need.
@@ -253,9 +255,9 @@ pub trait OpenFile: Send + Sync + 'static {
     /// The next data or hole at or behind `at`; `ENXIO` past the end.
     fn seek<'a>(&'a self, cx: &'a Context, at: u64, what: Seek) -> Fut<'a, Result<u64>>;
 
-    /// Copies up to `len_bytes` from `at` in this file to `to_at` in `to`, a file of the
-    /// same file system, without moving the data through the caller. Answers the bytes
-    /// copied. `EXDEV` if `to` is another's.
+    /// Copies up to `len_bytes` from `at` in this file to `to_at` in `to`. `to` is a file of the
+    /// same file system. The data do not move through the caller. Answers the bytes copied. `EXDEV`
+    /// if `to` is another's.
     fn copy_range<'a>(
         &'a self,
         cx: &'a Context,

@@ -1,12 +1,14 @@
 //! Hash maps whose keys are numbers: inode numbers, handles, ids of requests.
 //!
-//! The standard library's hasher (SipHash-1-3) reads any key as a string of bytes. It takes 60 to 100
-//! instructions for a number of 64 bits. An operation on a name looks up a dozen numbers at each end.
+//! The standard library's hasher (SipHash-1-3) reads any key as a string of bytes. It takes 60 to
+//! 100 instructions for a number of 64 bits. An operation on a name looks up a dozen numbers at
+//! each end.
 //!
-//! Here a number is multiplied by a secret, and the upper and lower half of the product are combined ("folded
-//! multiplication", as in wyhash). The secret is drawn when the process begins and never leaves it. So a
-//! client that chooses its numbers does not know which of them collide. That is no cryptographic
-//! promise. A map that unauthenticated peers can fill without limit must not use this hash.
+//! Here a number is multiplied by a secret, and the upper and lower half of the product are
+//! combined ("folded multiplication", as in wyhash). The secret is drawn when the process begins
+//! and never leaves it. So a client that chooses its numbers does not know which of them collide.
+//! That is no cryptographic promise. A map that unauthenticated peers can fill without limit must
+//! not use this hash.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -101,9 +103,9 @@ mod tests {
         assert_eq!(fnv1a(b"foobar"), 0x8594_4171_f739_67e8);
     }
 
-    /// Numbers that differ in a few bits only, as inode numbers and handles do, fill a table
-    /// as evenly as random ones: by the low bits, which choose the place, and by the seven
-    /// upper ones, which hashbrown compares.
+    /// Inode numbers and handles differ in a few bits only, and fill a table as evenly as random
+    /// numbers. This holds for the low bits, which choose the place. It holds for the seven upper
+    /// bits, too, which hashbrown compares.
     #[test]
     fn numbers_in_a_row_are_scattered() {
         let hash = IdHash::default();

@@ -19,13 +19,13 @@ pub struct OpenHow {
 /// As every 64-bit program has it, whatever the C library calls it.
 const O_LARGEFILE: i32 = 0o100_000;
 
-/// A file as it was just after it was opened, for a kernel that keeps what it once learned.
+/// The state of a file just after its opening, for a kernel that keeps attributes once learned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtOpen {
-    /// Its attributes.
+    /// The file's attributes.
     pub attr: Attr,
-    /// It is known to have no extended attribute `security.capability`, for which Linux
-    /// looks at the first write (file_remove_privs, fs/inode.c).
+    /// The file is known to have no extended attribute `security.capability`, for which Linux looks
+    /// at the first write (file_remove_privs, fs/inode.c).
     pub no_capability: bool,
     /// Whether a later change of the content gives the file other times ([`Attr::is_past`]); none
     /// where that is not known.
@@ -36,9 +36,9 @@ impl OpenHow {
     /// The flag with which Linux opens what execve(2) is to run (`__FMODE_EXEC`,
     /// include/linux/fs.h). No application can give it.
     pub const EXECUTE: i32 = 0x20;
-    /// The caller has just created the file, at another server of the projection. The owner of the file
-    /// may open it so whatever its mode is. That gives the owner nothing new, since the owner can
-    /// change the mode. The kernel's NFS server does the same (`NFSD_MAY_OWNER_OVERRIDE`,
+    /// The caller has just created the file, at another server of the projection. The owner of the
+    /// file may open it so whatever its mode is. That gives the owner nothing new, since the owner
+    /// can change the mode. The kernel's NFS server does the same (`NFSD_MAY_OWNER_OVERRIDE`,
     /// fs/nfsd/vfs.h). No application can give this flag. With `O_TRUNC` it has no effect.
     pub const CREATOR: i32 = 1 << 27;
     /// Read only.
@@ -102,8 +102,8 @@ impl OpenHow {
         self.flags & !KNOWN == 0 && (self.reads() || self.writes()) && !self.kill_set_id
     }
 
-    /// Whether it is opened to be executed, which takes the right to execute it instead of
-    /// the right to read it. With a flag that asks for anything beyond reading it is an opening like
+    /// Whether it is opened to be executed, which takes the right to execute it instead of the
+    /// right to read it. With a flag that asks for anything beyond reading it is an opening like
     /// any other: execve(2) gives none.
     pub fn executes(self) -> bool {
         const PASSIVE: i32 =
@@ -128,7 +128,7 @@ pub struct CreateHow {
     pub exclusive: bool,
 }
 
-/// What to make under a name.
+/// The kind of entry to make under a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Make<'a> {
     /// A directory.
@@ -145,7 +145,7 @@ pub enum Make<'a> {
     },
     /// A symbolic link.
     Symlink {
-        /// What it says: any bytes but NUL, not empty, under `PATH_MAX`.
+        /// The text of the link: any bytes but NUL, not empty, under `PATH_MAX`.
         target: &'a [u8],
     },
 }
@@ -179,9 +179,9 @@ pub struct Access(pub u32);
 pub enum XattrSet {
     /// Either.
     Any,
-    /// It must not exist: else `EEXIST` (`XATTR_CREATE`).
+    /// The attribute must not exist: else `EEXIST` (`XATTR_CREATE`).
     Create,
-    /// It must exist: else `ENODATA` (`XATTR_REPLACE`).
+    /// The attribute must exist: else `ENODATA` (`XATTR_REPLACE`).
     Replace,
 }
 
@@ -205,7 +205,7 @@ impl Write {
     }
 }
 
-/// What fallocate(2) is to do.
+/// The action of fallocate(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocate {
     /// Flags of fallocate(2): `FALLOC_FL_KEEP_SIZE`, `PUNCH_HOLE`, `ZERO_RANGE`,
@@ -217,7 +217,7 @@ pub struct Allocate {
     pub len_bytes: u64,
 }
 
-/// What lseek(2) looks for behind an offset.
+/// The thing that lseek(2) looks for behind an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seek {
     /// The next byte that is in no hole (`SEEK_DATA`).
@@ -226,14 +226,14 @@ pub enum Seek {
     Hole,
 }
 
-/// What a file system says of itself when it is attached.
+/// The properties of a file system, as it gives them when it is attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FsInfo {
     /// Identity, which makes its [`FileId`]s unique.
     pub uuid: FsUuid,
     /// The root directory.
     pub root: FileId,
-    /// What is below, for people: `ext4`, `tmpfs`, `memory`.
+    /// The kind of the file system below, for people: `ext4`, `tmpfs`, `memory`.
     pub kind: String,
     /// Changes are refused with `EROFS`.
     pub read_only: bool,

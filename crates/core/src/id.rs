@@ -34,10 +34,10 @@ number!(/// Where clients come from, as far as they share what is counted: those
 number!(/// A client of this server, to whom what it has belongs (locks, open files): its session here.
     HolderId(u64));
 
-/// Where a call began: it is the same at each server that the call passes through.
+/// The origin of a call, which is the same at each server that the call passes through.
 ///
-/// Front ends set it. A server believes what a client says of it within the session of that
-/// client only: it names callers, and gives them no rights.
+/// Front ends set it. A server believes a client's origins within the session of that client only.
+/// An origin names callers, and gives them no rights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Origin {
     /// The node whose process asks.
@@ -46,10 +46,10 @@ pub struct Origin {
     pub request: RequestId,
 }
 
-/// Who owns a lock: an owner as its node's kernel numbers it, and that node.
+/// The owner of a lock: an owner as its node's kernel numbers it, and that node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LockOwner {
-    /// Where the owner is; [`NodeId::OWN`] until a server has filled it in.
+    /// The node of the owner; [`NodeId::OWN`] until a server has filled it in.
     pub node: NodeId,
     /// The kernel's opaque number.
     pub number: u64,
@@ -87,11 +87,11 @@ impl LockOwner {
     }
 }
 
-/// Identity of a file within one file system: stable over rename and restart,
-/// never reused for another file as far as the file system below can promise it.
+/// Identity of a file within one file system, stable over rename and restart. An identity is never
+/// reused for another file, as far as the file system below can promise it.
 ///
-/// For a file system with own handles these are inode number and generation;
-/// for layouts over own disks the two halves of a 128-bit id of ours.
+/// For a file system with own handles these are inode number and generation. For layouts over own
+/// disks these are the two halves of a 128-bit id of ours.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId {
     /// Inode number (upper half of a 128-bit id).

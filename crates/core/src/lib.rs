@@ -1,9 +1,10 @@
-//! The vocabulary that all other crates of dray share: the [`FileSystem`] and [`OpenFile`] traits, the
-//! [`SessionControl`] that front ends need beside them, ids, the request [`Context`], errors and buffers.
+//! The vocabulary that all other crates of dray share. It has the [`FileSystem`] and [`OpenFile`]
+//! traits, and the [`SessionControl`] that front ends need beside them. It also has ids, the
+//! request [`Context`], errors and buffers.
 //!
-//! This crate must not know how anything is done. It performs no I/O, owns no clock, starts no task, and
-//! imports no other crate of dray. Messages on the wire are not defined here: core types are not wire
-//! types.
+//! This crate must not know how anything is done. It performs no I/O, owns no clock, starts no
+//! task, and imports no other crate of dray. Messages on the wire are not defined here: core types
+//! are not wire types.
 
 mod admission;
 mod attr;

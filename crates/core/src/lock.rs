@@ -7,7 +7,7 @@ use crate::{LockOwner, Pid};
 pub enum LockKind {
     /// Many holders at once (`F_RDLCK`, `LOCK_SH`).
     Shared,
-    /// One holder (`F_WRLCK`, `LOCK_EX`).
+    /// The lock has one holder (`F_WRLCK`, `LOCK_EX`).
     Exclusive,
     /// None: gives the range back (`F_UNLCK`, `LOCK_UN`).
     Unlock,

@@ -1,4 +1,4 @@
-//! One component of a path.
+//! A component of a path.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -19,9 +19,9 @@ pub const NAME_MAX_BYTES: usize = 255;
 pub struct Name([u8]);
 
 impl Name {
-    /// Checks `bytes`. Errors: `ENOENT` for an empty name (as path_resolution(7)
-    /// has it), `ENAMETOOLONG` past 255 bytes, `EINVAL` for a byte or a name
-    /// that no directory can hold.
+    /// Checks `bytes`. Errors: `ENOENT` for an empty name (as path_resolution(7) has it), and
+    /// `ENAMETOOLONG` past 255 bytes. The error is `EINVAL` for a byte or a name that no directory
+    /// can hold.
     pub fn new(bytes: &[u8]) -> Result<&Name> {
         if bytes.is_empty() {
             return Err(Error::new(Errno::ENOENT).because("the name is empty"));

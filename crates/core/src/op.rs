@@ -2,9 +2,9 @@
 
 macro_rules! ops {
     ($($variant:ident $name:literal $writes:literal),* $(,)?) => {
-        /// An operation of [`FileSystem`](crate::FileSystem) or [`OpenFile`](crate::OpenFile);
-        /// some are of the wire alone, such as `Redo`: what a client sends again after the
-        /// server's machine has lost power.
+        /// An operation of [`FileSystem`](crate::FileSystem) or [`OpenFile`](crate::OpenFile). Some
+        /// operations are of the wire alone, such as `Redo`: a change that a client sends again
+        /// after the server's machine has lost power.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u8)]
         #[allow(missing_docs)] // The names are those of the trait's methods.

@@ -31,9 +31,9 @@ impl Peer {
         }
     }
 
-    /// The address of the peer, whose share its resources are taken from. That is an IPv4 address,
-    /// an IPv6 network of 64 bits (one host can have all of it, RFC 4291, 2.5.4), or a user of this
-    /// machine.
+    /// The address of the peer, whose share its resources are taken from. An origin is an IPv4
+    /// address, an IPv6 network of 64 bits, or a user of this machine. One host can have all of an
+    /// IPv6 network of 64 bits (RFC 4291, 2.5.4).
     pub fn address(self) -> ClientAddress {
         /// The beginning of multicast addresses (RFC 4291, 2.7), which are no source of
         /// connections.

@@ -1,4 +1,4 @@
-//! What a front end needs beside the two traits.
+//! The interface that a front end needs beside the two traits.
 
 use std::sync::Arc;
 
@@ -16,38 +16,40 @@ pub type FindJobs = Box<dyn Fn(Vec<Pid>, TellJobs) + Send + Sync>;
 /// The session under a front end's file system: what outlives the front end's process, and what the
 /// server says without being asked.
 ///
-/// This is the one seam beside [`FileSystem`] and [`OpenFile`]. What a front end wants of a session
-/// belongs here or into those traits. There are no default bodies, as there are none in the traits.
+/// This is the one seam beside [`FileSystem`] and [`OpenFile`]. Further functions for front ends
+/// belong here or into those traits. There are no default bodies, as there are none in the traits.
 /// No method waits. File systems without a session have [`NoSession`].
 pub trait SessionControl: Send + Sync + 'static {
-    /// The node by which the session's requests are known over the front end's processes. A front end
-    /// puts it into the context of each request, together with a number of its own.
+    /// The node by which the session's requests are known over the front end's processes. A front
+    /// end puts it into the context of each request, together with a number of its own.
     fn node(&self) -> NodeId;
 
-    /// A file that a process before this one opened and the server still has open. `how` has no
-    /// creation flags and no `O_TRUNC`; `request` is the number of the request that opened it. Rights
-    /// were checked at the first open. No call is made: if the server has lost the file it is opened
-    /// again when it is used. None: open it again with [`FileSystem::open`].
+    /// A file that a process before this one opened and the server still has open. The flags in
+    /// `how` are no creation flags and no `O_TRUNC`. The number of the request that opened the file
+    /// is `request`. Rights were checked at the first open. No call is made: if the server has lost
+    /// the file it is opened again when it is used. None: open it again with [`FileSystem::open`].
     fn attach(&self, id: FileId, how: OpenHow, request: RequestId) -> Option<Arc<dyn OpenFile>>;
 
     /// Every file that a process before this one had open has been attached. Only then a server
     /// that has lost its state is notified that this client has reopened its files.
     fn attached(&self);
 
-    /// A process before this one may have opened files for itself, by numbers that no front end knows, such
-    /// as a striped file at the servers of its blocks. The server closes them. To be said once everything
-    /// has been attached.
+    /// A process before this one may have opened files for itself, by numbers that no front end
+    /// knows. An example is a striped file at the servers of its blocks. The server closes them. To
+    /// be said once everything has been attached.
     fn release_inherited(&self);
 
-    /// The owners of fcntl locks that a process before this one left, and their files. None if there
-    /// may be more of them: then each close of a file that had locks must be passed on.
+    /// The owners of fcntl locks that a process before this one left, and their files. None if
+    /// there may be more of them: then each close of a file that had locks must be passed on.
     fn lock_owners(&self) -> Option<Vec<(FileId, LockOwner)>>;
 
-    /// Whether an error of writing `id` may wait to be reported at the next close of a descriptor. Then
-    /// the close must be passed on ([`OpenFile::flush`]). Asked at each close: it must be cheap.
+    /// Whether an error of writing `id` may wait to be reported at the next close of a descriptor.
+    /// Then the close must be passed on ([`OpenFile::flush`]). Asked at each close: it must be
+    /// cheap.
     fn owes_error(&self, id: FileId) -> bool;
 
-    /// Programs store into a shared mapping of this file. Other clients that do so, too, do not see it.
+    /// Programs store into a shared mapping of this file. Other clients that do so, too, do not see
+    /// it.
     fn mapped(&self, id: FileId);
 
     /// Calls `hear` with the files that are open here and that other clients have changed, for
@@ -62,7 +64,7 @@ pub trait SessionControl: Send + Sync + 'static {
     fn goodbye(&self);
 }
 
-/// What a front end serves: a file system, with all its layers, and the session under it.
+/// The stack that a front end serves: a file system, with all its layers, and the session under it.
 #[derive(Clone)]
 pub struct Stack {
     /// The file system.

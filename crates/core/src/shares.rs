@@ -1,13 +1,13 @@
 //! Shares of counted resources, such that no client can take all of a resource.
 //!
-//! A client may take one more only while it has fewer than are left. So one client alone gets half, and
-//! `n` greedy clients get one part of `n + 1` each. The next client gets half of what is left. This is
-//! the rule of dynamic thresholds with alpha 1 (Choudhury and Hahne, IEEE/ACM Transactions on Networking
-//! 6(2), 1998).
+//! A client may take one more only while it has fewer than are left. So one client alone gets half,
+//! and `n` greedy clients get one part of `n + 1` each. The next client gets half of what is left.
+//! This is the rule of dynamic thresholds with alpha 1 (Choudhury and Hahne, IEEE/ACM Transactions
+//! on Networking 6(2), 1998).
 //!
-//! One machine can be any number of clients. So all clients of one address together have at most three
-//! times what is left (alpha 3), which is three quarters. `dray_fabric::PoolShare` shares the memory for
-//! data by the same rule.
+//! One machine can be any number of clients. So all clients of one address together have at most
+//! three times what is left (alpha 3), which is three quarters. The memory for data is shared by
+//! the same rule (`dray_fabric::PoolShare`).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ use crate::{ClientAddress, IdMap};
 
 /// All clients of one address may have so many for each that is left.
 const ADDRESS_PART: usize = 3;
-/// What was had before may be had again as long as one in so many stays free.
+/// A share held before may be had again as long as one in so many stays free.
 const CLAIMS_LEAVE_PART: usize = 8;
 
 /// A limited resource, and what each client has of it.
@@ -32,12 +32,12 @@ struct State {
     used: usize,
     /// By client. Clients that have nothing are not in it.
     holders: IdMap<u64, Holder>,
-    /// What all clients of one address have together, as above.
+    /// The number that all clients of one address hold together, as above.
     addresses: IdMap<u64, usize>,
 }
 
 struct Holder {
-    /// Where it came from when it took the first.
+    /// The address from which the holder took its first share.
     address: ClientAddress,
     held: usize,
 }
@@ -47,9 +47,9 @@ struct Holder {
 pub struct Taker {
     /// A number that is this client's alone.
     pub holder: u64,
-    /// Where it comes from.
+    /// The address that the taker comes from.
     pub address: ClientAddress,
-    /// It had, before the server started anew, what it asks for.
+    /// The taker had, before the server started anew, what it asks for.
     pub claims: bool,
 }
 
@@ -58,7 +58,7 @@ pub struct Taker {
 pub enum Shortage {
     /// All are taken.
     None,
-    /// It has its share of what is left.
+    /// The taker has its share of what is left.
     Share,
     /// The clients of its address have their share of what is left.
     AddressShare,
@@ -111,12 +111,12 @@ impl Shares {
         self.used.store(state.used, Ordering::Relaxed);
     }
 
-    /// What all have together.
+    /// The number that all holders have together.
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// What `holder` has.
+    /// The number that `holder` has.
     pub fn held(&self, holder: u64) -> usize {
         self.lock().held(holder)
     }
@@ -134,7 +134,8 @@ impl State {
 
     fn room(&self, limit: usize, taker: Taker) -> Result<(), Shortage> {
         let (held, free) = (self.held(taker.holder), limit.saturating_sub(self.used));
-        // What all had together fitted, in whatever order they come back. Nobody had more than half.
+        // The shares that all had together fitted, in whatever order they come back. Nobody had
+        // more than half.
         if taker.claims && held < limit / 2 && free > limit / CLAIMS_LEAVE_PART {
             return Ok(());
         }
@@ -166,7 +167,7 @@ impl State {
     }
 }
 
-/// One of a shared resource, until it is dropped.
+/// A unit of a shared resource, until it is dropped.
 pub struct Reservation {
     shares: Arc<Shares>,
     holder: u64,
@@ -188,7 +189,7 @@ mod tests {
         Taker { holder, address: ClientAddress(address), claims: false }
     }
 
-    /// What each of `takers` has once all have taken, by turns, what they can get.
+    /// The number that each of `takers` has once all have taken, by turns, all that they can get.
     fn greedy(shares: &Arc<Shares>, takers: &[Taker]) -> (Vec<usize>, Vec<Reservation>) {
         let mut places = Vec::new();
         let mut grew = true;

@@ -1,8 +1,8 @@
 //! How long a front end may use an answer without asking again.
 //!
 //! Each answer with attributes says how long three things may be believed: the name that led to the
-//! file, the attributes, and the file's pages. Most file systems say nothing. Then the mount's mode of
-//! consistency decides. A lease or a placement can decide it for each file.
+//! file, the attributes, and the file's pages. Most file systems say nothing. Then the mount's mode
+//! of consistency decides. A lease or a placement can decide it for each file.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -17,7 +17,7 @@ impl Ttl {
     /// Until the server says otherwise.
     pub const FOREVER: Ttl = Ttl(NonZeroU32::MAX);
 
-    /// Rounded down. What is longer than 49 days is for ever.
+    /// Rounded down. A time longer than 49 days is for ever.
     pub fn of(time: Duration) -> Ttl {
         let millis = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
         Ttl(NonZeroU32::MIN.saturating_add(millis))
@@ -42,8 +42,8 @@ impl Ttl {
     }
 }
 
-/// How long the pages of a file may be kept. No time: what keeps pages, such as the kernel's page cache,
-/// has no clock for them.
+/// How long the pages of a file may be kept. No time: what keeps pages, such as the kernel's page
+/// cache, has no clock for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PageValidity {
     /// None are kept: each read and each write reaches the file system.
@@ -51,8 +51,8 @@ pub enum PageValidity {
     /// Until an open finds another version of the file, by its times and its size.
     UntilChanged,
     /// Until the file system says that others have changed the file
-    /// ([`SessionControl::hear_changes_by`](crate::SessionControl::hear_changes_by)), or until an open
-    /// says something else.
+    /// ([`SessionControl::hear_changes_by`](crate::SessionControl::hear_changes_by)), or until an
+    /// open says something else.
     UntilRevoked,
 }
 
@@ -63,7 +63,8 @@ pub enum PageValidity {
 /// check permissions believes no names: the server has to see each component of a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Validity {
-    /// That the name leads to this file. It says something only in an answer that a name led to.
+    /// How long it may be believed that the name leads to this file. It says something only in an
+    /// answer that a name led to.
     pub name: Option<Ttl>,
     /// The attributes.
     pub attributes: Option<Ttl>,

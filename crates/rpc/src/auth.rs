@@ -45,7 +45,7 @@ pub enum Role {
     Session,
 }
 
-/// What both ends of a handshake have seen.
+/// The parts of a handshake that both ends have seen.
 #[derive(Clone, Copy, Debug)]
 pub struct Transcript<'a> {
     /// The client's hello, the whole message.
@@ -56,7 +56,7 @@ pub struct Transcript<'a> {
     pub features: u64,
     /// The server's nonce.
     pub server_nonce: &'a [u8; 32],
-    /// What the client wants beside; nothing in the server's proof.
+    /// The client's further wishes. They are empty in the server's proof.
     pub wish: &'a [u8],
 }
 

@@ -135,7 +135,7 @@ fn a_refused_change_is_not_made_and_the_next_one_is() {
     });
 }
 
-/// Else its client, for whom it is closed, could not give it back.
+/// Otherwise the client, for whom the file is closed, could not give it back.
 #[test]
 fn a_file_is_closed_though_its_close_is_refused() {
     simulate(1, async {
@@ -155,7 +155,7 @@ fn a_file_is_closed_though_its_close_is_refused() {
     });
 }
 
-/// One call as an observer learned of it.
+/// A call as an observer learned of it.
 #[derive(Clone, Debug)]
 struct CallRecord {
     op: Op,

@@ -1,4 +1,5 @@
-//! What a server keeps for a client besides data counts within the client's share of the buffers.
+//! The memory that a server keeps for a client besides data counts within the client's share of the
+//! buffers.
 
 mod common;
 
@@ -23,7 +24,7 @@ use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rpc::wire::{Call, CallHead};
 
 const BUFFERS_BYTES: usize = 4 << 20;
-/// What one client has at most, if it is alone: half, and half of a page that is being made.
+/// The most that one client has, if it is alone: half, and half of a page that is being made.
 const SHARE_BYTES: usize = BUFFERS_BYTES / 2 + (200 << 10);
 
 struct Served {
@@ -99,7 +100,7 @@ fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     }
 }
 
-/// In a slot of its own, as its `sequence`th change.
+/// A call in a slot of its own, as its `sequence`th change.
 fn slotted(op: Op, slot: u32, sequence: u32) -> CallHead {
     CallHead { slot, sequence, ..head(op, slot) }
 }

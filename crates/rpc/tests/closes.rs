@@ -184,7 +184,7 @@ fn a_successor_closes_again() {
 }
 
 /// A call of a daemon that died comes again and answers with a file that its successor has attached
-/// already: the first holder must not close it for the other.
+/// already. The first holder must not close it for the other.
 #[test]
 fn a_file_that_two_have_is_closed_when_both_have_left() {
     simulate(9, async {

@@ -1,5 +1,5 @@
-//! What a mount held at a server that died is its own at the next one: however many
-//! connections it comes back on, and however soon that server dies, too.
+//! The files and locks of a mount at a server that died are its own at the next one. That holds on
+//! however many connections the mount comes back, and however soon that server dies, too.
 
 mod common;
 
@@ -169,7 +169,7 @@ fn a_lock_test_after_a_restart_reports_locks_that_are_not_reclaimed_yet() {
     });
 }
 
-/// It waited for what was being sent again to be over, however long the server was away.
+/// The call waited for what was being sent again to be over, however long the server was away.
 // proves: P64
 #[test]
 fn a_close_during_recovery_has_the_mounts_limit() {
@@ -200,8 +200,8 @@ fn a_close_during_recovery_has_the_mounts_limit() {
     });
 }
 
-/// What was written with O_SYNC was on media, and not kept. What was kept, of before, was made
-/// again over it: the file was cut.
+/// Data that were written with O_SYNC were on media, and not kept. The earlier change, which was
+/// kept, was made again over it: the file was cut.
 // proves: P101
 #[test]
 fn what_was_synced_as_it_was_written_outlives_what_is_made_again() {
@@ -226,7 +226,7 @@ fn what_was_synced_as_it_was_written_outlives_what_is_made_again() {
     });
 }
 
-/// What another client had kept, of before, was made again over it.
+/// The earlier change that another client had kept was made again over it.
 // proves: P101
 #[test]
 fn what_was_synced_as_it_was_written_outlives_what_others_make_again() {
@@ -300,7 +300,7 @@ fn locks_stay_in_the_journal_until_they_are_reclaimed_or_released() {
 }
 
 /// A call that waits for a lock, or removes a file, must not wait for a client that has finished
-/// its recovery, whenever its connection broke meanwhile.
+/// its recovery. That holds whenever the client's connection broke meanwhile.
 // proves: P85
 #[test]
 fn a_returned_client_blocks_no_other_though_its_notification_was_lost() {
@@ -309,7 +309,7 @@ fn a_returned_client_blocks_no_other_though_its_notification_was_lost() {
     }
 }
 
-/// Its connection breaks so long after the server knows it again.
+/// The client's connection breaks so long after the server knows it again.
 async fn come_back_and_break(after: Duration) {
     let (network, cx) = (Network::new(), Context::system());
     let mut machine = Machine::new(&network);
@@ -370,8 +370,9 @@ fn locks_of_a_closed_file_are_not_reclaimed() {
     });
 }
 
-/// The kernel calls the owner of a lock of an open file description by an address, which the next
-/// open file may have before the close of the former one has come. That close ended the lock of both.
+/// The kernel calls the owner of a lock of an open file description by an address. The next open
+/// file may have that address before the close of the former one has come. That close ended the
+/// lock of both.
 // proves: P59
 #[test]
 fn a_lock_outlives_the_close_of_a_former_file_whose_owner_had_the_same_name() {

@@ -97,7 +97,7 @@ fn a_client_of_the_version_before_is_refused_in_words() {
     });
 }
 
-/// Who changes it on its way has no proof of what the client is then to have said.
+/// An attacker who changes it on its way has no proof of what the client is then to have said.
 // proves: P117
 #[test]
 fn proofs_cover_the_definition() {
@@ -182,7 +182,7 @@ fn a_definition_is_taken_from_a_server_that_has_proven_itself() {
     }
 }
 
-/// What was said before a connection is closed arrives.
+/// Messages that were sent before a connection is closed arrive.
 fn as_on_tcp() -> Weather {
     let linger_max = Duration::from_millis(1);
     Weather { linger_one_in: Some(1), linger_max, ..Weather::default() }
@@ -201,7 +201,7 @@ async fn begin_epoch(
     (server, server_process)
 }
 
-/// It would place by the former definition while others place by the new one.
+/// The client would place by the former definition while others place by the new one.
 #[test]
 fn a_session_ends_with_its_definition() {
     for next in [SECOND, 0] {

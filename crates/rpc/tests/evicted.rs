@@ -22,7 +22,7 @@ fn name(text: &str) -> &Name {
 
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
 
-/// What was said before a connection is closed arrives.
+/// Messages that were sent before a connection is closed arrive.
 fn as_on_tcp() -> Weather {
     let linger_max = Duration::from_millis(1);
     Weather { linger_one_in: Some(1), linger_max, ..Weather::default() }

@@ -207,7 +207,7 @@ fn slow_lock(number: u64) -> Vec<Fault> {
     vec![Fault { op, when, delay, error: None }]
 }
 
-/// It was given back before the server had granted it, and then nobody gave it back.
+/// The lock was given back before the server had granted it, and then nobody gave it back.
 // proves: P61
 #[test]
 fn a_try_for_a_lock_that_the_server_comes_to_late_leaves_none() {

@@ -1,4 +1,5 @@
-//! What abandoned and expired calls leave behind, and what waiting calls take.
+//! Tests of the state that abandoned and expired calls leave behind, and of what waiting calls
+//! take.
 
 mod common;
 
@@ -77,7 +78,7 @@ fn waiting_locks_leave_room_for_the_holder_of_the_lock() {
     });
 }
 
-/// Calls that nobody answers keep their tags. Who waited for one did so for ever.
+/// Calls that nobody answers keep their tags. A call that waited for a tag did so for ever.
 // proves: P64
 #[test]
 fn the_limit_holds_while_all_calls_that_there_may_be_are_stuck() {
@@ -101,8 +102,8 @@ fn the_limit_holds_while_all_calls_that_there_may_be_are_stuck() {
     });
 }
 
-/// Changes that nobody answers keep their slots. Who waited for one had the limit to wait for as often as
-/// there were changes before it.
+/// Changes that nobody answers keep their slots. A call that waited for a slot had the limit to
+/// wait for as often as there were changes before it.
 // proves: P64
 #[test]
 fn the_limit_holds_while_all_changes_that_there_may_be_are_stuck() {
@@ -176,8 +177,8 @@ fn a_file_created_for_a_caller_that_gave_up_is_closed() {
     }
 }
 
-/// Its connection broke as well, and the next one came while the server still made the file: the
-/// close that was sent on that found nothing to close.
+/// The client's connection broke as well, and the next one came while the server still made the
+/// file. The close that was sent on that connection found nothing to close.
 // proves: P72
 #[test]
 fn what_was_made_by_a_connection_that_has_gone_is_closed() {
@@ -346,8 +347,9 @@ fn standstill() -> Weather {
     Weather { delay_min: delay, delay_max: delay, ..Weather::default() }
 }
 
-/// Each call waited for the limit again as long as nobody noticed that the server stood still: a path
-/// of several names, or processes that the kernel lets ask one after the other, for many times the limit.
+/// Each call waited for the limit again as long as nobody noticed that the server stood still. A
+/// path of several names waited for many times the limit. So did processes that the kernel lets ask
+/// one after the other.
 // proves: P65
 #[test]
 fn a_server_that_stands_still_costs_the_limit_once() {
@@ -372,7 +374,7 @@ fn a_server_that_stands_still_costs_the_limit_once() {
     });
 }
 
-/// Who waited for a lock at such a server did so for ever, since locks may be waited for.
+/// A caller that waited for a lock at such a server did so for ever, since locks may be waited for.
 // proves: P65
 #[test]
 fn a_lock_is_waited_for_as_long_as_the_server_answers() {

@@ -102,7 +102,7 @@ fn honest_client(socket: &Path, stop: Arc<AtomicBool>) -> JoinHandle<u64> {
     })
 }
 
-/// What a hostile client sends next.
+/// The next bytes that a hostile client sends.
 fn hostile_bytes(chance: &mut Chance, welcome: &Welcome, tag: u32) -> Vec<u8> {
     let words = Words::by_chance(chance);
     let op = Op::ALL[chance.below(Op::ALL.len())];
@@ -130,7 +130,7 @@ fn hostile_bytes(chance: &mut Chance, welcome: &Welcome, tag: u32) -> Vec<u8> {
         4 => [&b"dray"[..], &[0xff; 12]].concat(),
         5 => frame(&hello("data").message(), b""),
         6 => frame(&identity(chance.edge() as u32), b""),
-        // Not the goodbye: it would leave nothing to be hostile with.
+        // A goodbye is left out: it would leave nothing to be hostile with.
         7 if notice[1] != NotifyHead::GOODBYE => frame(&notice, b""),
         8 => {
             let mut reply = Vec::new();
@@ -149,7 +149,7 @@ fn hostile_bytes(chance: &mut Chance, welcome: &Welcome, tag: u32) -> Vec<u8> {
     }
 }
 
-/// One connection that is hostile until the server has enough of it.
+/// A connection that is hostile until the server has enough of it.
 fn be_hostile(socket: &Path, seed: u64) {
     let mut chance = Chance::new(seed);
     let Ok((mut stream, welcome)) = guest(socket) else { panic!("seed {seed}: not let in") };
@@ -202,7 +202,7 @@ fn hostile_clients_disturb_no_other_client_on_a_directory() {
     hostile_clients_disturb_no_other_client(fs);
 }
 
-/// It sends reads of the largest size and reads no answer: what it holds is a share, and its
+/// The client sends reads of the largest size and reads no answer. It holds a share, and its
 /// connection is ended in time.
 // proves: P128
 #[test]

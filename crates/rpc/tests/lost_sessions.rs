@@ -41,12 +41,12 @@ fn a_client_that_stays_away_loses_its_session_and_opens_its_files_again() {
     });
 }
 
-/// Its change was being made when the connection went, and the session with it: to make it
-/// again would be wrong, and so would the error of trying.
+/// The client's change was being made when the connection went, and the session with it. To make
+/// the change again would be wrong, and so would the error of trying.
 // proves: P74
 #[test]
 fn what_a_lost_session_had_under_way_ends_with_an_error_and_happened_once() {
-    // In which the call gets through and its answer does not.
+    // A run in which the call gets through and its answer does not.
     simulate(9, async {
         let network = Network::new();
         let delay = Duration::from_millis(10);

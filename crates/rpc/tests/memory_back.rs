@@ -1,5 +1,5 @@
-//! What the hostile leave behind in memory: nothing. Counted over thousands of messages that one
-//! and the same server, or client, gets.
+//! Hostile clients leave nothing behind in memory. Counted over thousands of messages that one and
+//! the same server, or client, gets.
 
 mod common;
 
@@ -32,8 +32,8 @@ const LONG: Duration = Duration::from_secs(600);
 /// How soon a forgetful server has had enough of a connection.
 const PATIENCE: Duration = Duration::from_millis(20);
 const ROUNDS: u64 = 600;
-/// What tables may still grow. A session, a call or a connection that stays in each round, or in
-/// one of ten, is more.
+/// The size by which tables may still grow. A session, a call or a connection that stays in each
+/// round, or in one of ten, is more.
 const GROWN_MAX_BYTES: isize = 48 << 10;
 
 /// Hears whatever is said.
@@ -54,7 +54,7 @@ impl Sink for Deaf {
     }
 }
 
-/// What a hostile client sends next.
+/// The next message that a hostile client sends.
 fn hostile_message(chance: &mut Chance, root: FileId, tag: u32) -> (Vec<u8>, Option<Buf>) {
     let words = Words::by_chance(chance);
     let op = Op::ALL[chance.below(Op::ALL.len())];

@@ -26,9 +26,9 @@ struct Slow {
     inner: MemoryJournal,
     stands: Mutex<bool>,
     goes_on: Condvar,
-    /// Somebody waits for it.
+    /// Some task waits for the journal.
     waits: AtomicBool,
-    /// It did not go on in time: the task that should have continued was blocked.
+    /// The wait ended at its limit: the task that should have continued was blocked.
     in_vain: AtomicBool,
 }
 
@@ -67,8 +67,8 @@ impl Journal for Slow {
     }
 }
 
-/// A new mount held up all clients of its thread for the time of two syncs of the server's disk;
-/// so did an unmount and an eviction.
+/// A new mount held up all clients of its thread for the time of two syncs of the server's disk. So
+/// did an unmount and an eviction.
 // proves: P78
 #[test]
 fn a_session_being_noted_blocks_no_other_session() {

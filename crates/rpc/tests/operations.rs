@@ -44,7 +44,7 @@ fn what_changes_files_needs_a_slot() {
     });
 }
 
-/// What one server notes, the next one looks for.
+/// The notes of one server are what the next one looks for.
 #[test]
 fn an_intent_is_noted_where_the_next_server_looks_for_one() {
     each(|call| {
@@ -85,7 +85,7 @@ fn a_call_that_may_be_one_way_closes() {
     assert_eq!(one_way, BTreeMap::from([(Op::Close, CALLS)]));
 }
 
-/// What belongs to a recovery must not wait for the end of it, and new work must.
+/// A call that belongs to a recovery must not wait for the end of it, and new work must.
 #[test]
 fn a_recovery_is_made_of_these() {
     let mut operations = BTreeMap::new();

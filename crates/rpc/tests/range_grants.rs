@@ -19,8 +19,8 @@ fn name(text: &str) -> &Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// The name of a directory is given for a file to cut, while a file is moved between that
-/// directory and the one above: both changes are about both, in their own order.
+/// The name of a directory is given for a file to cut, while a file is moved between that directory
+/// and the one above. Both changes are about both directories, in their own order.
 // proves: P86
 #[test]
 fn cutting_a_directory_does_not_wait_in_a_circle_with_a_rename() {

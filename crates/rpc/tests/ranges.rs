@@ -1,4 +1,4 @@
-//! Who waits for whom where calls of several mounts are about the same bytes.
+//! Tests of the order in which calls of several mounts about the same bytes wait for each other.
 
 mod common;
 
@@ -181,7 +181,7 @@ fn reads_wait_for_the_change_of_their_bytes_and_for_no_other() {
     }
 }
 
-/// Writers of the same file wait for each other, one after the other; those who read what is there
+/// Writers of the same file wait for each other, one after the other. Readers of the existing data
 /// waited for all of them, where there were as many as a file has clients.
 #[test]
 fn a_read_waits_for_one_write_and_not_for_all_that_wait_for_each_other() {
@@ -229,7 +229,7 @@ fn a_truncate_during_a_write_waits_and_blocks_no_other_call() {
     });
 }
 
-/// A sync is about what was written before it: what begins later neither waits for it nor holds it up.
+/// A sync is about the writes before it. A later write neither waits for the sync nor holds it up.
 #[test]
 fn a_sync_waits_for_the_writes_of_before_it_alone() {
     simulate(9, async {

@@ -15,8 +15,8 @@ use dray_rt::{Instant, Scope, sleep};
 
 const CONNECTIONS: usize = 4;
 
-/// Each waits by itself, up to half a second, but one that gets through wakes the others:
-/// calls on these would fail by the mount's limit though the server is back.
+/// Each connection waits by itself, up to half a second, but one that gets through wakes the
+/// others. Otherwise calls on these would fail by the mount's limit though the server is back.
 // proves: P62
 #[test]
 fn one_connection_that_is_back_wakes_the_others() {
@@ -48,8 +48,8 @@ fn one_connection_that_is_back_wakes_the_others() {
     }
 }
 
-/// More of one address than may be in their handshake at once: the ranks of a job. Those that found
-/// no place failed.
+/// More of one address than may be in their handshake at once: the ranks of a job. The clients that
+/// found no place failed.
 // proves: P131
 #[test]
 fn a_crowd_that_comes_at_once_is_let_in() {

@@ -158,7 +158,7 @@ fn changes_are_applied_once_over_deaths_of_the_server() {
     assert!(kills > 1000, "only {kills} kills: the test tests nothing");
 }
 
-/// One client puts a file, another removes it as soon as it is there: it must not come back,
+/// One client puts a file, another removes it as soon as it is there. The file must not come back,
 /// though the first may still have to ask again whether it was put.
 // proves: P87
 #[test]
@@ -196,7 +196,7 @@ fn a_put_happens_once_over_server_restarts() {
     assert!(kills > 200, "only {kills} kills: the test tests nothing");
 }
 
-/// One client puts a file, another appends to it as soon as it is there: after a crash it must be
+/// One client puts a file, another appends to it as soon as it is there. After a crash it must be
 /// clear which bytes at the end came from which client.
 // proves: P87
 #[test]
@@ -211,7 +211,7 @@ fn an_append_follows_an_unfinished_put_after_a_server_restart() {
             delay: Duration::from_millis(delay_ms),
             error: None,
         };
-        // What is put is written after 50 ms, what is appended not before the death.
+        // The put is written after 50 ms, and the append not before the death.
         let faults = Faults::new(vec![slow(1, 50), slow(2, 500)]);
         let fs = Observed::new(Arc::new(machine.fs.clone()), Arc::new(faults));
         machine.restart_on(Arc::new(fs)).await;
@@ -243,8 +243,8 @@ fn an_append_follows_an_unfinished_put_after_a_server_restart() {
     });
 }
 
-/// A look at the name that failed counted as "nothing there": after a death what had been there
-/// all along was taken for what the change had made.
+/// A look at the name that failed counted as "nothing there". After a death, a file that had been
+/// there all along was taken for what the change had made.
 // proves: P84
 #[test]
 fn what_cannot_be_looked_at_before_a_change_is_no_proof_that_the_change_was_made() {

@@ -242,7 +242,7 @@ fn a_server_that_stays_away_fails_calls_after_the_limit_and_serves_when_it_is_ba
             waited >= Duration::from_secs(20) && waited < Duration::from_secs(23),
             "{waited:?}"
         );
-        // It counts from when the server went, not from each call.
+        // The limit counts from when the server went, not from each call.
         let begin = dray_rt::now();
         assert_eq!(fs.statfs(&cx).await.unwrap_err().errno(), Errno::EHOSTDOWN);
         assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
@@ -365,8 +365,8 @@ fn a_socket_that_is_not_ours_is_not_taken_for_one_without_a_server() {
     assert!(said.contains("its owner alone") && !said.contains("running"), "{said}");
 }
 
-/// Only the server has the clock that they are from, and knows of writes under way: those have given
-/// the file their time and go on changing it.
+/// Only the server has the clock that the times are from, and knows of writes under way. Those
+/// writes have given the file their time and go on changing it.
 // proves: P7
 #[test]
 fn an_open_reports_whether_the_next_change_gives_the_file_other_times() {

@@ -1,4 +1,4 @@
-//! Who may go on with a session, and who may not any more.
+//! Tests of which clients may go on with a session, and which may not any more.
 
 mod common;
 
@@ -29,7 +29,7 @@ use dray_rt::Scope;
 
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
 
-/// What was said before a connection is closed arrives.
+/// Messages that were sent before a connection is closed arrive.
 fn as_on_tcp() -> Weather {
     let linger_max = Duration::from_millis(1);
     Weather { linger_one_in: Some(1), linger_max, ..Weather::default() }
@@ -39,8 +39,8 @@ fn part_of(whole: &[u8], part: &[u8]) -> bool {
     whole.windows(part.len()).any(|window| window == part)
 }
 
-/// It is asked for the session, so it knows its number; of the secret it sees a proof that
-/// is good for nothing else, and of the key nothing.
+/// The server is asked for the session, so it knows its number. It sees a proof by the secret,
+/// which is good for nothing else, and nothing of the key.
 // proves: P119
 #[test]
 fn a_false_server_learns_nothing_that_it_could_use() {
@@ -239,10 +239,10 @@ fn a_session_of_one_export_is_none_of_another() {
     });
 }
 
-/// What somebody says who is to prove that he knows the key.
+/// The proof of a client that is to show that it knows the key.
 type Proves<'a> = dyn Fn(Transcript<'_>, &Challenge) -> [u8; 32] + 'a;
 
-/// What no client of ours says: it would see first that the server has another key.
+/// A message that no client of ours sends: it would see first that the server has another key.
 // proves: P117
 #[test]
 fn without_a_proof_of_the_key_there_is_no_session() {
@@ -337,7 +337,7 @@ fn a_caller_in_too_many_groups_is_refused_and_other_callers_are_not() {
             assert_eq!(fs.lookup(&most, root, g).await.unwrap_err().errno(), Errno::ENOENT);
         }
         fs.create(&most, root, g, NEW).await.unwrap();
-        // What it had before it came into so many groups it can give back.
+        // The client can give back what it had before it came into so many groups.
         file.flush(&more, LockOwner::own(1)).await.unwrap();
         file.close(&more).await.unwrap();
         assert_eq!(server.status().clients[0].files, 1);
@@ -402,8 +402,8 @@ fn the_journal_knows_when_the_last_lock_has_gone() {
     });
 }
 
-/// It hears of syncs of others as long as it has changed something that they may have brought
-/// to media; then nothing wakes it any more.
+/// The client hears of syncs of others as long as it has changed something that the syncs may have
+/// brought to media. Then nothing wakes it any more.
 #[test]
 fn a_client_without_changes_is_not_woken_by_the_syncs_of_others() {
     let dir = tempfile::tempdir().unwrap();

@@ -21,7 +21,7 @@ use dray_layers::faults::Fault;
 use dray_rpc::server::StateLoss;
 use dray_rpc::wire::{Call, CallHead};
 
-/// What everybody calls it.
+/// The name that everybody uses.
 const NAME: &[u8] = b"n";
 /// After this time whatever is made has another time of birth.
 const LATER: Duration = Duration::from_millis(250);
@@ -144,7 +144,7 @@ fn a_create_that_was_never_made_opens_only_what_its_caller_may_open() {
         asked_again(Arc::new(fs), None, call, others, move |hand, answer| {
             assert_eq!(answer.errno(), errno, "{mode:o} {exclusive}");
             match errno {
-                // As if the call had come now.
+                // The outcome is the same as if the call had come now.
                 0 => assert_eq!(read(hand, ANN).data, b"secret"),
                 _ => has_nothing_open(hand),
             }
@@ -170,7 +170,7 @@ fn a_create_that_was_refused_opens_no_file_of_another_user() {
     }
 }
 
-/// What another user of the same host asks for is no answer to the first.
+/// The answer to another user of the same host is no answer to the first.
 // proves: P81
 #[test]
 fn a_created_file_is_for_its_user_and_no_other_user_of_the_host() {
@@ -252,7 +252,8 @@ fn what_was_found_after_one_death_is_what_is_answered_after_the_next() {
     assert_eq!(common::run(content(&fs, dir)), b"secret");
 }
 
-/// After a loss of power an answer is no proof: what was made may be gone, and the name somebody else's.
+/// After a loss of power an answer is no proof: what was made may be gone, and the name somebody
+/// else's.
 // proves: P81
 #[test]
 fn what_was_answered_before_a_loss_of_power_is_found_by_what_the_answer_says() {
@@ -340,7 +341,7 @@ fn a_name_that_another_user_made_first_answers_eexist() {
                 assert_eq!(answer.errno(), errno, "{kind} of {maker}'s");
             });
         }
-        // Of one's own, but not what was asked for.
+        // The file is one's own, but not the file that was asked for.
         let (fs, dir, _) = common::run(site());
         let beside = fs.clone();
         let others = || common::run(secret(&beside, ANN, dir, 0o644));
@@ -401,7 +402,7 @@ fn a_repeated_put_needs_the_right_to_write_the_file() {
     }
 }
 
-/// Who asks is who the export takes it for: root is nobody here.
+/// The caller is the user that the export takes it for: root is nobody here.
 // proves: P81
 #[test]
 fn under_squash_a_file_of_the_squashed_user_is_the_callers() {

@@ -1,4 +1,4 @@
-//! What a client within the process writes is shared with its server, and counts as its own.
+//! Data that a client within the process writes are shared with its server, and count as its own.
 
 mod common;
 

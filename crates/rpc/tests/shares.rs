@@ -1,4 +1,4 @@
-//! What is counted at a server no client can have all of.
+//! No client can have all of a thing that is counted at a server.
 
 mod common;
 
@@ -16,7 +16,7 @@ use dray_rpc::client::RemoteFs;
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions, StateLoss};
 use dray_rt::Scope;
 
-/// Of open files, of locks and of their owners.
+/// The most open files, locks and owners of locks.
 const MOST: usize = 40;
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
 
@@ -67,7 +67,7 @@ async fn create(
     }
 }
 
-/// As many files as it can have, and what the next one would have been.
+/// Opens as many files as a client can have. Returns them, with the name and error of the next one.
 async fn open_all(fs: &RemoteFs, prefix: &str) -> (Vec<Arc<dyn OpenFile>>, (String, Error)) {
     let mut files = Vec::new();
     loop {

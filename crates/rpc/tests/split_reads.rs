@@ -23,7 +23,7 @@ use dray_rt::Scope;
 
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
 const LEN: usize = 20_000;
-/// What a fault does to the read that it hits.
+/// The delay that a fault causes for the read that it hits.
 const HELD_UP: Duration = Duration::from_millis(50);
 
 /// Two mounts of a server at which reads have these faults.
@@ -32,7 +32,7 @@ struct Site {
     mount: RemoteFs,
     writer: Arc<dyn OpenFile>,
     server: Server,
-    /// Of the server's file system.
+    /// The metrics of the server's file system.
     metrics: Arc<Metrics>,
     _scope: Scope,
 }
@@ -197,7 +197,7 @@ fn the_parts_of_a_split_read_join_wherever_the_file_ends() {
     });
 }
 
-/// What was in the buffer was taken for the first half, or made the mount panic.
+/// The bytes in the buffer were taken for the first half, or made the mount panic.
 #[test]
 fn what_is_read_comes_behind_what_is_in_the_buffer() {
     simulate(5, async {
@@ -306,7 +306,7 @@ impl Sink for BreakingSink<'_> {
     }
 }
 
-/// Its data had begun to come, so that the half's part of the buffer had gone with the
+/// The data of the half had begun to come, so that its part of the buffer had gone with the
 /// connection. The other part found nothing to be put to, which ended the process.
 // proves: P17
 #[test]

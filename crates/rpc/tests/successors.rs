@@ -1,4 +1,4 @@
-//! A client's process dies while it reestablishes at a new epoch of the server what it had: its
+//! A client's process dies while it reestablishes its files and locks at a new server epoch. Its
 //! successor does that to the end.
 
 mod common;
@@ -63,8 +63,8 @@ impl Machine {
         self.disk.kill();
     }
 
-    /// A process of a client, in a scope of its own. `before`: what the process before it had open,
-    /// each with the request that opened it.
+    /// A process of a client, in a scope of its own. The files that the process before had open are
+    /// `before`, each with the request that opened it.
     async fn client(
         &self,
         name: &'static str,
@@ -97,8 +97,8 @@ async fn open(fs: &RemoteFs, name: &str, request: u64) -> Result<Arc<dyn OpenFil
     made.map(|(_, file)| file)
 }
 
-/// The successor took the server for one that it had come back to: it claimed no lock and opened no
-/// file, others waited for it as long as a lease, and then the lock was lost.
+/// The successor took the server for one that it had come back to. It claimed no lock and opened no
+/// file, and others waited for it as long as a lease. Then the lock was lost.
 // proves: P95
 #[test]
 fn a_process_that_dies_while_it_reestablishes_leaves_the_rest_to_its_successor() {

@@ -85,7 +85,7 @@ fn a_failed_background_sync_is_reported_once_through_each_open_file() {
     });
 }
 
-/// As the kernel of the server does through the open file that it has for the client's.
+/// As the kernel of the server does it through the open file that it has for the client's.
 // proves: P105
 #[test]
 fn a_reported_sync_error_is_not_reported_again() {
@@ -160,7 +160,7 @@ fn one_client_s_sync_is_everybody_s() {
     });
 }
 
-/// Of many clients that constantly ran out of room, each had everything synced for itself: the
+/// Each of many clients that constantly ran out of room had everything synced for itself. The
 /// server's disks did nothing else.
 // proves: P130
 #[test]
@@ -201,7 +201,8 @@ fn syncs_that_many_want_leave_the_disks_time() {
     });
 }
 
-/// What the disk had no room for is not the file's: after a loss of power it must not be put there.
+/// Data for which the disk had no room are not the file's: after a loss of power they must not be
+/// put there.
 #[test]
 fn what_a_short_write_left_out_is_not_kept() {
     const ROOM_BYTES: usize = 8192;

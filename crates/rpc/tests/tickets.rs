@@ -169,7 +169,7 @@ fn a_hostile_client_opens_nothing_again_that_it_had_not_open() {
             let call = Call::Reopen { id: secret, how, handle: 5, ticket: none };
             assert_eq!(errno_of(&mut stream, &users(Op::Reopen, None), &call), denied);
         }
-        // What may be read is not to be written, nor is its ticket good for another file.
+        // A file that may be read is not to be written, nor is its ticket good for another file.
         let open = Call::Open { id: public, how: read, handle: 6, again: false };
         let ticket = ticket_of(&mut stream, &users(Op::Open, None), &open);
         for (id, how) in [(public, both), (secret, read)] {
@@ -240,7 +240,7 @@ fn an_answer_given_once_more_opens_what_was_answered_only() {
             let reply = ask(&mut stream, &users(Op::Read, None), &read).unwrap();
             assert!(reply.unknown_handle);
         }
-        // What it did create it has again, though its mode allows nothing.
+        // The caller gets the file again that it created, though the file's mode allows nothing.
         assert_eq!(errno_of(&mut stream, &again, &create(tmp, 3)), 0);
         assert_eq!(write_to(&mut stream, 3), 0);
         (welcome.session, welcome.secret)
@@ -333,8 +333,8 @@ fn stamp_of(reply: &[u8]) -> u64 {
     ReplyHead::split(reply).unwrap().0.stamp.expect("a stamp").number
 }
 
-/// Open with a mode that allows it no longer, by a user whom nobody takes for root: it goes
-/// on over restarts of the server, and of the client's process too.
+/// The file is open with a mode that allows it no longer, by a user whom nobody takes for root. It
+/// stays open over restarts of the server, and of the client's process too.
 // proves: P123
 #[test]
 fn what_was_open_is_open_again_whatever_its_mode() {
@@ -415,7 +415,7 @@ fn resume(socket: &Path, (session, secret): (u64, [u8; 16])) -> (UnixStream, Wel
     (stream, welcome)
 }
 
-/// A ticket runs out with the second key after its own. What stays open is opened again at
+/// A ticket runs out with the second key after its own. A file that stays open is opened again at
 /// each start, and has a ticket of the new key from there.
 // proves: P123
 #[test]

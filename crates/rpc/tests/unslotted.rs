@@ -74,7 +74,7 @@ fn changes(dir: FileId, [f, g]: [FileId; 2]) -> Vec<Call<'static>> {
     ]
 }
 
-/// What is not to change.
+/// The state that is not to change.
 async fn seen(fs: &MemoryFs, ids: [FileId; 2]) -> String {
     let (cx, root) = (Context::system(), fs.info().root);
     let dir = fs.open(&cx, root, OpenHow::DIRECTORY).await.unwrap();
@@ -124,7 +124,7 @@ fn a_change_without_a_slot_is_refused_and_a_read_is_not() {
         ] {
             assert_eq!(hand.ask(0, &call, b"").errno(), 0, "{call:?}");
         }
-        // What is opened again cuts nothing: it is no change, which would have a stamp.
+        // A file that is opened again is not cut: the call is no change, which would have a stamp.
         let how = OpenHow::new(libc::O_TRUNC);
         let answer = hand.ask(0, &Call::Open { id: ids[0], how, handle: 6, again: true }, b"");
         assert_eq!((answer.errno(), answer.head.stamp), (0, None));
@@ -168,7 +168,7 @@ fn a_change_is_made_to_the_file_that_its_range_grant_is_for() {
     ServerEpochs::of(Arc::new(fs)).run(vec![late], move |socket| {
         let mut hand = Hand::new(socket);
         open_both(&mut hand, ids);
-        // It learns the end of the file late, while it has its grant.
+        // The call learns the end of the file late, while it has its grant.
         let append = Call::Write { handle: 1, how: Write { append: true, ..Write::at(0) } };
         let head = CallHead { tag: 1, ..hand.next(0, Op::Write) };
         hand.send(head, &append, b"data");
@@ -181,8 +181,8 @@ fn a_change_is_made_to_the_file_that_its_range_grant_is_for() {
     assert_eq!(attr.size, 2 * HALF as u64);
 }
 
-/// A change that was cut short had the grant of one file, and was made to another. That one had the
-/// same number when the client repeated the change.
+/// A change that was cut short had the grant of one file, and was made to another. That other file
+/// had the same number when the client repeated the change.
 // proves: P82
 #[test]
 fn a_change_that_comes_again_for_another_file_is_a_new_one() {
@@ -215,8 +215,8 @@ fn a_change_that_comes_again_for_another_file_is_a_new_one() {
     assert_eq!(attr.size, 7);
 }
 
-/// One got success from the server that had made the file for it, the other from the next one,
-/// which found the file under the name.
+/// One client got success from the server that had made the file for it. The other got success from
+/// the next server, which found the file under the name.
 // proves: P82
 #[test]
 fn one_of_two_exclusive_creates_wins_over_a_server_restart() {

@@ -1,4 +1,4 @@
-//! What a file system says of how long its answers may be believed reaches the client.
+//! The client learns from a file system how long its answers may be believed.
 
 mod common;
 
@@ -22,8 +22,8 @@ fn name(text: &str) -> &Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// What each answer about the file `name` says; that of an open, asked and unasked, none if no
-/// attributes came with it.
+/// The validity that each answer about the file `name` gives. That of an open, asked and unasked,
+/// is none if no attributes came with it.
 async fn said(fs: &dyn FileSystem, text: &str) -> ([Validity; 5], [Option<Validity>; 2]) {
     let (cx, root) = (Context::system(), fs.info().root);
     let entry = fs.lookup(&cx, root, name(text)).await.unwrap();
@@ -64,7 +64,7 @@ fn each_answer_carries_what_is_said_of_its_file() {
         assert_eq!(said(&fs, "says").await, ([SAID; 5], [Some(SAID); 2]));
         let none = Validity::UNSAID;
         assert_eq!(said(&fs, "silent").await, ([none; 5], [Some(none), None]));
-        // What a change makes, and opens.
+        // The file that a change makes, and opens.
         let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o600, exclusive: false };
         let (entry, file) = fs.create(&cx, root, name("says"), how).await.unwrap();
         assert_eq!(entry.attr.validity, SAID);

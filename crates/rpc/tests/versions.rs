@@ -40,7 +40,7 @@ fn with_server(test: impl FnOnce(&Path) + Send + 'static) {
     });
 }
 
-/// What a later version appends.
+/// The bytes that a later version appends.
 fn longer(mut message: Vec<u8>) -> Vec<u8> {
     message.extend_from_slice(b"of a later version");
     message
@@ -233,13 +233,13 @@ fn a_server_that_knows_no_one_way_closes_is_called() {
     assert_eq!(ops, expected);
 }
 
-/// What every name leads to.
+/// The file that every name leads to.
 fn a_file() -> Entry {
     let id = FileId { ino: 5, generation: 1 };
     Entry { id, attr: Attr { ino: 5, mode: libc::S_IFREG | 0o644, ..Attr::default() } }
 }
 
-/// What a client sends that opens a file three times by its name, to a server with these
+/// The calls of a client that opens a file three times by its name, at a server with these
 /// features.
 fn opened_by_name(features: u64) -> Vec<Op> {
     let dir = tempfile::tempdir().unwrap();
@@ -266,13 +266,15 @@ fn opened_by_name(features: u64) -> Vec<Op> {
 fn a_server_that_opens_nothing_at_a_lookup_is_not_asked_to() {
     let features = FEATURES & !FEATURE_LOOKUP_OPEN;
     assert_eq!(opened_by_name(features), [Op::Lookup, Op::Open].repeat(3));
-    // It took the place of one that did, on a connection that did not notice.
+    // The server took the place of one that knew the operation, on a connection that did not
+    // notice.
     let refused = [Op::LookupOpen, Op::Lookup, Op::Open].repeat(2);
     assert_eq!(opened_by_name(FEATURES)[..2], [Op::Lookup, Op::Open]);
     assert_eq!(opened_by_name(FEATURES)[2..], refused);
 }
 
-/// What a client sends that opens a file by the name that it remembers, to a server with these features.
+/// The calls of a client that opens a file by the name that it remembers, at a server with these
+/// features.
 fn opened_as_named(features: u64, flags: i32) -> Vec<Op> {
     let dir = tempfile::tempdir().unwrap();
     let address = Address::Unix(dir.path().join("socket"));
@@ -299,7 +301,8 @@ fn a_server_that_opens_nothing_by_its_name_is_asked_for_the_name_first() {
     for flags in [libc::O_RDONLY, libc::O_RDWR | libc::O_TRUNC] {
         let asked = opened_as_named(FEATURES & !FEATURE_OPEN_NAMED, flags);
         assert_eq!(asked, [Op::Lookup, Op::Open, Op::Lookup]);
-        // It took the place of one that did, on a connection that did not notice.
+        // The server took the place of one that knew the operation, on a connection that did not
+        // notice.
         let asked = opened_as_named(FEATURES, flags);
         assert_eq!(asked, [Op::OpenNamed, Op::Lookup, Op::Open, Op::OpenNamed, Op::Lookup]);
     }
@@ -327,7 +330,7 @@ fn a_client_of_the_version_before_is_served() {
     });
 }
 
-/// It would skip the question, and a status request would wait for it.
+/// The client would skip the question, and a status request would wait for it.
 // proves: P136
 #[test]
 fn a_client_that_knows_nothing_of_jobs_is_not_asked() {

@@ -170,7 +170,7 @@ fn what_fails_because_an_export_is_lost_is_no_answer() {
         };
         sleep(Duration::from_secs(1)).await;
         rig.withdraw().await;
-        // It dies once more before it is known what became of the change.
+        // The server dies once more before it is known what became of the change.
         let lost = Arc::new(AtomicBool::new(true));
         let export = rig.export(vec![broken(Op::Lookup)]).that_may_be_lost(lost);
         assert_eq!(rig.server.open(export, StateLoss::Nothing).await, Err(ExportLost));

@@ -1,9 +1,9 @@
-//! Which CPUs threads may use, on machines of any size: the C library's `cpu_set_t` ends at 1,024,
+//! Which CPUs threads may use, on machines of any size. The C library's `cpu_set_t` ends at 1,024,
 //! and the kernel refuses to answer into a set that is smaller than its own.
 
 use std::io;
 
-/// One word of a set (sched_setaffinity(2)).
+/// A word of a set (sched_setaffinity(2)).
 type Word = libc::c_ulong;
 
 /// A set that fits nearly everywhere; doubled where it does not.
@@ -16,7 +16,7 @@ const SET_MAX_BYTES: usize = 8 << 10;
 pub struct CpuSet(Vec<Word>);
 
 impl CpuSet {
-    /// Those that the calling thread may use. Errors: those of sched_getaffinity(2).
+    /// The CPUs that the calling thread may use. Errors: those of sched_getaffinity(2).
     pub fn allowed() -> io::Result<CpuSet> {
         CpuSet::asked(|words| {
             // SAFETY: the kernel writes at most as many bytes as the words have.
@@ -46,7 +46,7 @@ impl CpuSet {
         }
     }
 
-    /// This CPU alone; an empty set for one beyond all that can be.
+    /// The set of this CPU alone; an empty set for a CPU beyond all that can be.
     pub fn only(cpu: usize) -> CpuSet {
         let bits = Word::BITS as usize;
         if cpu / 8 >= SET_MAX_BYTES {

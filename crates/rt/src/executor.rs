@@ -20,7 +20,7 @@ use crate::time::{Instant, Timers, real_now};
 /// keep the network waiting.
 const TASKS_PER_LOOK: usize = 64;
 
-/// What waits for events under an executor.
+/// The kind of driver that waits for events under an executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriverKind {
     /// epoll(7): everywhere.
@@ -42,7 +42,7 @@ pub(crate) fn current() -> Option<Arc<ExecutorShared>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
-/// As [`current`], for looks that are many: without counting another user.
+/// As [`current`], for frequent looks: without counting another user.
 pub(crate) fn with_current<T>(look: impl FnOnce(Option<&ExecutorShared>) -> T) -> T {
     CURRENT.with_borrow(|shared| look(shared.as_deref()))
 }
@@ -56,7 +56,7 @@ pub fn in_simulation() -> bool {
     with_current(|shared| shared.is_some_and(ExecutorShared::simulated))
 }
 
-/// What an executor's thread shares with wakers, timers and other threads.
+/// The state that an executor's thread shares with wakers, timers and other threads.
 pub(crate) struct ExecutorShared {
     ready: Mutex<VecDeque<Arc<dyn Runnable>>>,
     timers: Mutex<Timers>,
@@ -70,8 +70,8 @@ pub(crate) struct ExecutorShared {
 struct Simulation {
     now_nanos: AtomicU64,
     random: Mutex<SplitMix64>,
-    /// All tasks: they end with the executor. Those that wait for each other, or for a timer,
-    /// would keep each other and the executor's memory, and simulations are run by the million.
+    /// All tasks: they end with the executor. Tasks that wait for each other, or for a timer, would
+    /// keep each other and the executor's memory. Simulations are run by the million.
     tasks: Scope,
 }
 
@@ -90,8 +90,8 @@ impl ExecutorShared {
         self.kick_if_parked();
     }
 
-    /// The driver's wait is over: a task that is woken from here on is looked at in the next
-    /// tick anyway, so that waking it needs no kick, which would cost three system calls.
+    /// The driver's wait is over. A task that is woken from here on is looked at in the next tick
+    /// anyway. So waking it needs no kick, which would cost three system calls.
     pub(crate) fn unpark(&self) {
         self.parked.store(false, Ordering::SeqCst);
     }
@@ -223,7 +223,7 @@ impl Executor {
         Ok(Executor { shared, driver })
     }
 
-    /// For starting tasks on it.
+    /// The handle by which others start tasks on the executor.
     pub fn handle(&self) -> ExecutorHandle {
         ExecutorHandle { shared: self.shared.clone() }
     }
@@ -281,7 +281,7 @@ impl Executor {
 impl Drop for Executor {
     fn drop(&mut self) {
         let Some(simulation) = &self.shared.simulation else { return };
-        // What is dropped may look at the clock, or want to start something.
+        // A future that is dropped may look at the clock, or want to start something.
         let _entered = EnteredExecutor::enter(self.shared.clone());
         simulation.tasks.kill();
         let woken = std::mem::take(&mut *lock(&self.shared.ready));

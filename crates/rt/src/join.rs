@@ -4,8 +4,8 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::Poll;
 
-/// Polls all of `calls` to their ends, and answers what they answered, in their order. Each begins before
-/// any is waited for.
+/// Polls all of `calls` to their ends, and answers what they answered, in their order. Each begins
+/// before any is waited for.
 pub async fn join_all<T>(mut calls: Vec<Pin<Box<dyn Future<Output = T> + Send + '_>>>) -> Vec<T> {
     let mut answers: Vec<Option<T>> = calls.iter().map(|_| None).collect();
     poll_fn(|task| {

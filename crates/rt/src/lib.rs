@@ -1,9 +1,9 @@
 //! The only door to clocks, randomness, threads, tasks and synchronisation.
 //!
-//! One small executor a thread, with three drivers under it: epoll (works everywhere),
-//! io_uring (also carries the commands of FUSE over io_uring, so that one system call
-//! waits for everything), and a simulated one whose clock jumps and whose choices come
-//! from a seed. Code above cannot tell which one it runs on.
+//! A small executor for each thread, with three drivers under it. The first is epoll, which works
+//! everywhere. The second is io_uring, which also carries the commands of FUSE over io_uring, so
+//! that one system call waits for everything. The third is simulated: its clock jumps and its
+//! choices come from a seed. Code above cannot tell which one it runs on.
 //!
 //! This crate must not know about files, wires or FUSE. It imports nothing of ours.
 

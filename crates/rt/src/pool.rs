@@ -25,7 +25,7 @@ pub struct Pool {
 struct Inner {
     name: String,
     threads_max: usize,
-    /// Of each client.
+    /// The most calls of each client that wait.
     queue_max: usize,
     /// Where the threads may run: where the creator of the pool could.
     cpus: Option<CpuSet>,
@@ -35,7 +35,7 @@ struct Inner {
 
 struct State {
     queue: ClientQueue<Job>,
-    /// Who waits for a place in the queue: clients, and their calls in the order of arrival.
+    /// The wakers of calls that wait for a place in the queue, by client and order of arrival.
     waiting: BTreeMap<(u64, u64), Waker>,
     next_ticket: u64,
     threads: usize,
@@ -59,7 +59,7 @@ impl std::error::Error for NoThread {}
 struct Asking<'a> {
     inner: &'a Arc<Inner>,
     share: Share,
-    /// Its place among those of its client that wait.
+    /// The call's place among the waiting calls of its client.
     ticket: Option<u64>,
 }
 
@@ -110,15 +110,16 @@ impl Drop for Asking<'_> {
 const IDLE_TIME: std::time::Duration = std::time::Duration::from_secs(10);
 
 impl Pool {
-    /// A pool of at most `threads_max` threads called `name`, behind a queue of at most
-    /// `queue_max` calls; further ones wait for a place in it. The threads run on the CPUs that the calling thread may use now, also
-    /// those that are started later by a thread that is pinned to one.
+    /// A pool of at most `threads_max` threads called `name`, behind a queue of at most `queue_max`
+    /// calls; further ones wait for a place in it. The threads run on the CPUs that the calling
+    /// thread may use now. That also holds for threads that are started later by a thread that is
+    /// pinned to one.
     pub fn new(name: &str, threads_max: usize, queue_max: usize) -> Pool {
         Pool::shared(name, threads_max, queue_max, (threads_max, threads_max))
     }
 
-    /// One that clients share: each has a queue of its own, and at most `client_max` of the threads,
-    /// of which calls about one thing have `thing_max`.
+    /// A pool that clients share. Each client has a queue of its own, and at most `client_max` of
+    /// the threads, of which calls about one thing have `thing_max`.
     pub fn shared(
         name: &str,
         threads_max: usize,
@@ -153,7 +154,7 @@ impl Pool {
         self.run_for(Share { client: 0, thing: None }, call).await
     }
 
-    /// As [`Pool::run`], when its client is next.
+    /// As [`Pool::run`], when the client is next.
     pub async fn run_for<T: Send + 'static>(
         &self,
         share: Share,
@@ -164,8 +165,8 @@ impl Pool {
         }
         let (send, receive) = tokio::sync::oneshot::channel();
         let mut job: Option<Job> = Some(Box::new(move || {
-            // The caller may have gone. A call of his that was not begun is not to come behind what others
-            // have done since.
+            // The caller may have gone. A call of his that was not begun is not to come behind what
+            // others have done since.
             if !send.is_closed() {
                 let _ = send.send(call());
             }
@@ -175,8 +176,8 @@ impl Pool {
         receive.await.map_err(|_| NoThread) // only when the call panics
     }
 
-    /// Has `call` run on a thread of the pool, whatever other caller waits for a place in the queue: the
-    /// caller sees to a bound. Where there is no thread it is run here.
+    /// Has `call` run on a thread of the pool, whatever other caller waits for a place in the
+    /// queue: the caller sees to a bound. Where there is no thread it is run here.
     pub fn spawn_for(&self, share: Share, call: impl FnOnce() + Send + 'static) {
         if in_simulation() {
             return call();
@@ -207,7 +208,7 @@ impl Pool {
 }
 
 impl State {
-    /// Who of a client has waited longest for a place, and how to wake it.
+    /// The call of a client that has waited longest for a place, and how to wake it.
     fn first_of(&self, client: u64) -> Option<(u64, &Waker)> {
         let mut waiting = self.waiting.range((client, 0)..=(client, u64::MAX));
         waiting.next().map(|((_, ticket), waker)| (*ticket, waker))
@@ -226,7 +227,7 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whom to wake because there is room in the queue of its client.
+    /// The call to wake because there is room in the queue of its client.
     fn next_waiting(&self, state: &State, client: u64) -> Option<Waker> {
         let room = state.queue.len_of(client) < self.queue_max;
         let first = room.then(|| state.first_of(client)).flatten();
@@ -279,12 +280,12 @@ impl Inner {
                 let next = self.next_waiting(&state, share.client);
                 drop(state);
                 next.into_iter().for_each(Waker::wake);
-                // It counts as one of the threads there may be: its death would leave the pool one
-                // short. The panic has been reported, and the waiting caller learns of it.
+                // The thread counts as one of the threads there may be: its death would leave the
+                // pool one short. The panic has been reported, and the waiting caller learns of it.
                 let _ = catch_unwind(AssertUnwindSafe(job));
                 state = self.lock();
                 state.queue.done(share);
-                // Its end may let two begin, and this thread takes one.
+                // The end of a job may let two begin, and this thread takes one.
                 if state.queue.len() > 1 && state.queue.has_next() {
                     let _ = self.find_thread(&mut state); // there is this one
                 }

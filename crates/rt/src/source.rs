@@ -28,7 +28,7 @@ pub struct Source {
     level: bool,
 }
 
-/// What the driver saw of a descriptor.
+/// The state of a descriptor, as the driver saw it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Readiness {
     pub(crate) read: bool,
@@ -92,8 +92,8 @@ impl Source {
         Source::register(fd, false)
     }
 
-    /// As [`Source::new`], for reading only, of something that several executors read from:
-    /// where the driver can, an event wakes one that waits and not all of them
+    /// As [`Source::new`], for reading only, of something that several executors read from. Where
+    /// the driver can, an event wakes one executor that waits and not all of them
     /// (`EPOLLEXCLUSIVE`).
     pub fn new_shared(fd: OwnedFd) -> io::Result<Source> {
         Source::register(fd, true)
@@ -113,8 +113,8 @@ impl Source {
         is_current(&self.shared)
     }
 
-    /// Looks for nothing until `pause` is over, then waits for events again. For what announces much
-    /// that can wait: while nobody looks, announcing it costs the other side no wake-up.
+    /// Looks for nothing until `pause` is over, then waits for events again. For what announces
+    /// much that can wait: while nobody looks, announcing it costs the other side no wake-up.
     /// Errors: those of epoll_ctl(2), after which no event comes any more.
     pub async fn rest(&self, pause: impl Future<Output = ()>) -> io::Result<()> {
         self.shared.registry.unwatch(self.id, self.fd.as_raw_fd());
@@ -168,16 +168,17 @@ impl Source {
     /// The last read came back short: there is nothing more until the next event. Spares
     /// the read that would only say `EAGAIN`.
     pub fn drained(&self) {
-        // What must not be lost is an event that came after the read: the driver reports it on
-        // this same thread, later. And the end of the stream: it may have come before the read,
-        // with the data, and is not reported again.
+        // An event that came after the read must not be lost: the driver reports it on this same
+        // thread, later. And the end of the stream: it may have come before the read, with the
+        // data, and is not reported again.
         let direction = &mut self.state.lock()[Interest::Read as usize];
         direction.ready = direction.ended;
     }
 
-    /// Of a source made by [`Source::new_shared`]: the driver is to say whether there is more
-    /// to be read, where it says so of what was there before, too (epoll(7), level-triggered).
-    /// Spares the read that would only say `EAGAIN`. Elsewhere the next read shows it.
+    /// Has the driver ask again for a source made by [`Source::new_shared`]. The driver is to say
+    /// whether there is more to be read, where it reports what was there before, too (epoll(7),
+    /// level-triggered). Spares the read that would only say `EAGAIN`. Elsewhere the next read
+    /// shows it.
     pub fn ask_again(&self) {
         if self.level {
             self.state.lock()[Interest::Read as usize].ready = false;

@@ -32,11 +32,11 @@ struct TaskCell<F> {
     work: Mutex<Option<Work<F>>>,
 }
 
-/// What a task has until it ends.
+/// The parts of a task that it has until it ends.
 struct Work<F> {
     future: F,
-    /// It goes with the future: it keeps its tasks, so that those that are done and still keep
-    /// it would stay for good.
+    /// The scope goes with the future. The scope keeps its tasks, so that finished tasks that still
+    /// keep the scope would stay for good.
     scope: Option<Arc<scope::ScopeInner>>,
 }
 

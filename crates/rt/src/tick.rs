@@ -27,7 +27,7 @@ thread_local! {
     static LEASE: RefCell<Option<Lease>> = const { RefCell::new(None) };
 }
 
-/// One tick of one thread.
+/// A tick of one thread.
 #[derive(Clone, Copy)]
 pub struct Tick {
     counter: &'static Counter,

@@ -62,8 +62,8 @@ pub fn wall_clock() -> Duration {
     }
 }
 
-/// As [`wall_clock`], at the last tick: what Linux gives files for times (`current_time` in fs/inode.c),
-/// but that since 6.13 it may give some from a finer clock, which are later.
+/// As [`wall_clock`], at the last tick. That is the time that Linux gives files (`current_time` in
+/// fs/inode.c). Since 6.13 Linux may give some files times from a finer clock, which are later.
 pub fn coarse_wall_clock() -> Duration {
     match current() {
         Some(shared) if shared.simulated() => wall_clock(),
@@ -75,7 +75,7 @@ pub(crate) fn real_now() -> Instant {
     Instant(read(libc::CLOCK_MONOTONIC).as_nanos() as u64)
 }
 
-/// Of a clock that every kernel has and shows no time before its beginning.
+/// The time of a clock that every kernel has and shows no time before its beginning.
 fn read(clock: libc::clockid_t) -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel writes to `time`, which outlives the call. It cannot fail for

@@ -1,5 +1,5 @@
-//! Which of two ways to do the same is faster on this machine now. Both are measured, and the faster
-//! one is taken most of the time.
+//! Which of two ways to do the same is faster on this machine now. Both are measured, and the
+//! faster one is taken most of the time.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -7,20 +7,20 @@ use std::time::Duration;
 /// How a large read is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadMode {
-    /// One call.
+    /// The read is one call.
     Whole,
     /// Two calls at the same time.
     Split,
 }
 
-/// One in so many is made in the slower way, to see whether that still is so.
+/// One call in so many is made in the slower way, to see whether that way still is slower.
 const TRY_EVERY: u64 = 32;
 /// Split reads cost more CPU: they must be faster by this much, percent, to be worth it.
 const GAIN_MIN_PERCENT: u64 = 15;
 /// The weight of the last measurement is one in this.
 const WEIGHT: u64 = 8;
 
-/// What was measured; times in units of 1/1024 ns for each byte.
+/// The measurements; times in units of 1/1024 ns for each byte.
 #[derive(Default)]
 pub(crate) struct AdaptiveChoice {
     state: Mutex<State>,
@@ -86,7 +86,7 @@ mod tests {
         run_with_pauses(choice, reads, (whole_us, split_us), usize::MAX)
     }
 
-    /// One in so many takes 3 ms longer, whichever way it goes. Answers how many were split.
+    /// One read in so many takes 3 ms longer, whichever way it goes. Answers how many were split.
     fn run_with_pauses(
         choice: &AdaptiveChoice,
         reads: usize,
@@ -110,7 +110,7 @@ mod tests {
         // Something else is on the second CPU now.
         let split = run(&choice, 3200, 500, 900);
         assert!((100..200).contains(&split), "{split} of 3200");
-        // It has gone: split reads are found out to be better before long.
+        // The pauses have gone: split reads are found out to be better before long.
         assert!(run(&choice, 6400, 500, 300) > 4000);
         // A little faster is not worth it.
         assert!(run(&choice, 6400, 500, 480) < 1000);

@@ -1,7 +1,7 @@
 //! A sync of everything that failed does not say for which files. Each file is synced by itself
 //! then, through an open file of its own. The server's kernel reports a failure to such an open
-//! file, if it has reported it to no other (`errseq_sample` in lib/errseq.c). What is not on media
-//! is reported as a loss.
+//! file, if it has reported it to no other (`errseq_sample` in lib/errseq.c). Data that are not on
+//! media are reported as a loss.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::wire::{Call, Input, Ticket};
 /// How long the client waits for a server that cannot be asked.
 const RETRY_TIME: Duration = Duration::from_secs(1);
 
-/// What came of the sync of one file.
+/// The result of the sync of one file.
 enum FileSync {
     Done,
     /// The file does not exist any more, or has nothing to sync.

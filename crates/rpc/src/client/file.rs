@@ -27,7 +27,7 @@ pub(crate) struct RemoteFile {
     pub(super) session: Arc<ClientSession>,
     pub(super) id: FileId,
     pub(super) handle: u64,
-    /// As first opened; for opening it again.
+    /// The options with which the file was first opened; for opening it again.
     pub(super) how: OpenHow,
     /// The ticket of its opening, and how many tickets had been renewed by then.
     ticket: (Option<Ticket>, u64),
@@ -53,8 +53,9 @@ impl RemoteFile {
         RemoteFile { session, id, handle, how, ticket, at_open, closed, writer }
     }
 
-    /// It was opened in `session_state`. Where another epoch of the server has been met before that
-    /// was heard of, it is opened there before anybody uses it. Errors: those of opening.
+    /// The file was opened in `session_state`. Where another epoch of the server has been met
+    /// before that was heard of, it is opened there before anybody uses it. Errors: those of
+    /// opening.
     pub(crate) async fn confirmed(
         self,
         cx: &Context,
@@ -83,7 +84,7 @@ impl RemoteFile {
         self
     }
 
-    /// What proves to a server that has forgotten the file that it was open.
+    /// The proof that the file was open, for a server that has forgotten the file.
     fn ticket(&self) -> Option<Ticket> {
         let (ticket, renewed) = self.ticket;
         let files = &self.session.link.files;
@@ -104,7 +105,7 @@ impl RemoteFile {
         self.written(cx, made, (change, data), false);
     }
 
-    /// As above; `is_durable`: it was synced as it was made.
+    /// As [`Self::changed`]. With `is_durable`, the change was synced as it was made.
     fn written(
         &self,
         cx: &Context,
@@ -237,7 +238,8 @@ impl RemoteFile {
     }
 }
 
-/// What was read into the rest of a buffer, of so many bytes, behind what was there.
+/// The data that were read into the rest of a buffer, of so many bytes, behind those that were
+/// there.
 fn appended(mut into: BufMut, rest: BufMut, room: usize) -> BufMut {
     if into.is_followed_by(&rest) {
         into.rejoin(rest);
@@ -424,7 +426,8 @@ impl OpenFile for RemoteFile {
                 true => self.close_at_server(cx).await,
                 false => Ok(()),
             };
-            // What was written through it may be lost, and this is the last chance to say so.
+            // Data that were written through this file may be lost, and this is the last chance to
+            // say so.
             let unsynced = &self.session.link.unsynced;
             let loss = match self.losses_known(cx).await {
                 Ok(()) => self.loss_to_report(Op::Close),
@@ -480,7 +483,7 @@ impl RemoteFile {
     }
 }
 
-/// What a server says that it moved, unless that is more than it was given.
+/// The number of bytes that a server says that it moved, unless that is more than it was given.
 fn believable(moved_bytes: u64, given_bytes: u64) -> Result<u64> {
     if moved_bytes <= given_bytes {
         return Ok(moved_bytes);

@@ -17,7 +17,7 @@ use crate::client::session::ClientSession;
 use crate::client::slots::ReplaySlot;
 use crate::wire::{Call, Change, Input, Ticket, Wire};
 
-/// What a client does where a server of an earlier version does not have an operation.
+/// The client's substitute for an operation that a server of an earlier version does not have.
 enum Without {
     /// There is no such server.
     Never,
@@ -194,7 +194,8 @@ impl RemoteFs {
                 Ok(entry)
             }
             Err(error) => {
-                // What was opened for nothing the channel closes when it hears of it.
+                // The channel closes a file that was opened for nothing, when the channel hears of
+                // it.
                 match error.fate() {
                     Fate::Unknown => ahead.left(&guess),
                     _ => _ = ahead.answered((guess, handle), None, (false, ReplyInfo::default())),
@@ -202,7 +203,7 @@ impl RemoteFs {
                 if error.errno() != Errno::ENOTSUP {
                     return Err(error.during(Op::Lookup));
                 }
-                // It came to a server of an earlier version that took this one's place.
+                // The call came to a server of an earlier version that took this one's place.
                 self.ask(cx, Call::Lookup { dir, name: name.as_bytes() }).await
             }
         }
@@ -236,7 +237,7 @@ impl RemoteFs {
         id: FileId,
         how: OpenHow,
     ) -> Result<Arc<dyn OpenFile>> {
-        // What a lookup has opened had its name then, and may have lost it since.
+        // A file that a lookup has opened had its name then, and may have lost it since.
         if place.is_some() {
             self.close_surplus(self.session.link.open_ahead.passed_over(cx));
         } else if let Some((file, session_state)) = self.opened_ahead(cx, id, how) {
@@ -267,7 +268,7 @@ impl RemoteFs {
         }
     }
 
-    /// One call, if the server knows it: create, write and close in one round trip.
+    /// A put in one call, if the server knows it: create, write and close in one round trip.
     async fn put_whole(
         &self,
         cx: &Context,
@@ -350,7 +351,7 @@ impl FileSystem for RemoteFs {
 
     fn getattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Attr>> {
         Box::pin(async move {
-            // What looks at a file that it looked up does not open it now.
+            // A thread that looks at a file that it looked up does not open it now.
             self.close_surplus(self.session.link.open_ahead.passed_over(cx));
             self.ask(cx, Call::Getattr { id, handle: None }).await
         })
@@ -482,7 +483,7 @@ impl FileSystem for RemoteFs {
         Box::pin(async move {
             if self.session.link.server().has(Op::OpenNamed) {
                 match self.open_at(cx, Some(place), id, how).await {
-                    // It came to a server of an earlier version that took this one's place.
+                    // The call came to a server of an earlier version that took this one's place.
                     Err(error) if error.errno() == Errno::ENOTSUP => {}
                     opened => return opened,
                 }

@@ -21,8 +21,8 @@ const LOOK_FIRST: Duration = Duration::from_millis(20);
 const LOOK_LAST: Duration = Duration::from_millis(500);
 
 impl RemoteFile {
-    /// In no slot: taking a lock that one has, or giving back one that one has not, changes
-    /// nothing, and a waiting lock must not hold up the unlock behind it.
+    /// In no slot: taking a held lock, or giving back a lock that is not held, changes nothing. A
+    /// waiting lock must not hold up the unlock behind it.
     pub(super) async fn take_lock(&self, cx: &Context, lock: Lock, wait: bool) -> Result<()> {
         let (handle, link) = (self.handle, &self.session.link);
         let lock = Lock { owner: link.owner_of(cx, lock.owner), ..lock };
@@ -89,15 +89,15 @@ impl RemoteFile {
         asked
     }
 
-    /// For a wait at the server; none: so many locks are waited for that the lock has to be
-    /// asked for again and again. Those who wait there get it first.
+    /// For a wait at the server; none: so many locks are waited for that the lock has to be asked
+    /// for again and again. The calls that wait there get the lock first.
     fn place_to_wait(&self) -> Result<Option<LockWait>> {
         Ok(self.session.channel()?.begin_lock_wait())
     }
 }
 
-/// The context of a call about locks of `owner`, if that is elsewhere than who calls: a server that
-/// gives back what its client had does so for the nodes behind that one.
+/// The context of a call about locks of `owner`, if the owner is on another node than the caller. A
+/// server that gives back what its client had does so for the nodes behind that client.
 fn for_owner(cx: &Context, owner: LockOwner) -> Option<Context> {
     let elsewhere = owner.node != NodeId::OWN && owner.node != cx.origin.node;
     elsewhere.then(|| cx.clone().on_behalf_of(owner.node))
@@ -125,8 +125,8 @@ mod tests {
     use crate::client::channel::stalled_peer::StalledPeer;
     use crate::client::session::tests::session;
 
-    /// It was undone on the connection of the thread that had made the first one. The server, where
-    /// each has a thread of its own, could come to that before it came to the lock.
+    /// The lock was undone on the connection of the thread that had made the first one. The server,
+    /// where each has a thread of its own, could come to that before it came to the lock.
     // proves: P61
     #[test]
     fn what_is_given_up_on_one_connection_is_not_undone_on_another() {

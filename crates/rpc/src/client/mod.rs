@@ -1,9 +1,9 @@
 //! The client end: a `FileSystem` that sends its operations to a server.
 //!
-//! A [`ClientSession`] is what the server knows of a mount; it outlives connections. Each thread that works
-//! for the mount attaches a channel of its own, with one connection, so that a call crosses no thread.
-//! Calls under way are kept until they are answered, and are sent again after a reconnection. The
-//! server's replay slots make that harmless.
+//! A [`ClientSession`] is what the server knows of a mount; it outlives connections. Each thread
+//! that works for the mount attaches a channel of its own, with one connection, so that a call
+//! crosses no thread. Calls under way are kept until they are answered, and are sent again after a
+//! reconnection. The server's replay slots make that harmless.
 
 mod adaptive_choice;
 mod channel;

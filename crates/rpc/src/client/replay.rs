@@ -14,7 +14,7 @@ use crate::wire::{Call, FileDurableStamp, Input, Ticket, Wire, put_durable_stamp
 /// Files named in one message.
 const STAMPS_OF_ONE_MESSAGE: usize = 1024;
 
-/// One replay, with the server epoch that it is about.
+/// A replay, with the server epoch that it is about.
 pub(crate) struct Replay {
     link: Arc<Link>,
     channel: Arc<Channel>,
@@ -25,7 +25,7 @@ pub(crate) struct Replay {
 struct ServerGone;
 
 impl Replay {
-    /// A replay to a server that waits for it, in place of the replay before; none if yet another
+    /// A replay to a server that waits for it, in place of the replay before. None if yet another
     /// epoch of the server has been met. It has a connection of its own, so that it does not wait
     /// behind calls of the other channels.
     pub(crate) fn begin(link: &Arc<Link>, session_state: SessionState) -> Option<Replay> {
@@ -177,7 +177,7 @@ impl Replay {
             }
             from = index;
         }
-        // What was sent counts, however the close goes.
+        // The changes that were sent count, however the close goes.
         let _ = self.call::<()>(&system, &Call::Close { handle }, None).await?;
         Ok(outcome)
     }
@@ -232,7 +232,7 @@ impl Replay {
     }
 }
 
-/// What is wrong with a name, if anything is.
+/// The reason why a name is not as expected, if it is not.
 fn undone(expected: ExpectedName, found: Result<FileId>) -> Option<&'static str> {
     match (expected, found) {
         (ExpectedName::Unknown, _) => Some("it may have been undone: two names had changed places"),

@@ -1,4 +1,4 @@
-//! One mount as the server knows it: its channels, its options and its status.
+//! A mount as the server knows it: its channels, its options and its status.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -34,8 +34,8 @@ pub struct ClientOptions {
     pub timeout: Option<Duration>,
     /// Name of this host, for the server's status.
     pub host: String,
-    /// What was written and is not known to be on media is kept up to this size, to be sent
-    /// again should the server's machine lose power.
+    /// Written data that are not known to be on media are kept up to this size. They are sent again
+    /// if the server's machine loses power.
     pub replay_bytes: u64,
     /// Reads of this size and larger ones may be split over two connections;
     /// [`ClientOptions::SPLIT_MIN_BYTES`] is a good choice.
@@ -46,8 +46,8 @@ pub struct ClientOptions {
     /// The front end does not distinguish callers, since all are one user at the server. The client
     /// does not go on with a server at which they are not.
     pub counts_on_one_user: bool,
-    /// Fingerprint of the definition of the projection by which the front end places files; 0: it
-    /// knows of none, and is refused with the definition where there is one.
+    /// Fingerprint of the definition of the projection by which the front end places files. With 0
+    /// the front end knows of none, and is refused with the definition where there is one.
     pub definition: u64,
 }
 
@@ -63,7 +63,7 @@ pub enum ConnectError {
     Unreachable {
         /// Where to.
         target: String,
-        /// What the system said.
+        /// The error of the system.
         error: io::Error,
     },
     /// The server said no, and why.
@@ -84,9 +84,9 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether there is no use in trying again: we were evicted; the server has another definition
-    /// of the projection; or, if this client is `replaceable` by one of another version, the server
-    /// does not speak as it does.
+    /// Whether there is no use in trying again. There is none if we were evicted, or if the server
+    /// has another definition of the projection. If another version may replace this client
+    /// (`replaceable`), there is none either with a server that does not speak as the client does.
     pub fn is_hopeless(&self, replaceable: bool) -> bool {
         match self {
             ConnectError::Unreachable { .. } => false,
@@ -109,7 +109,7 @@ impl ConnectError {
     }
 }
 
-/// What to do about a peer that takes a connection and ends it.
+/// Advice about a peer that takes a connection and ends it.
 const HUNG_UP: &str = "is it a dray server, and has it room for one more client (see its log)?";
 
 impl fmt::Display for ConnectError {
@@ -123,7 +123,7 @@ impl fmt::Display for ConnectError {
                     Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH) => {
                         "is that machine up, and does every firewall let the port through?"
                     }
-                    // What was said in place of a greeting.
+                    // The other end sent something else than a greeting.
                     Some(libc::EPROTO) => {
                         "what answers there is no dray server, or one of another kind of \
                          version: is the port right?"
@@ -155,14 +155,14 @@ impl fmt::Display for ConnectError {
 
 impl std::error::Error for ConnectError {}
 
-/// One session with one server, shared by all threads of a mount.
+/// A session with one server, shared by all threads of a mount.
 pub struct ClientSession {
     pub(crate) link: Arc<Link>,
     /// A number that is unique among the sessions of this process, past ones included.
     number: u64,
     info: FsInfo,
     pub(super) channels: RwLock<Vec<Arc<Channel>>>,
-    /// Of large reads.
+    /// The choice for large reads.
     pub(crate) read_choice: AdaptiveChoice,
 }
 
@@ -181,9 +181,9 @@ pub struct SessionStatus {
     pub redefined: bool,
     /// Why the last try to connect failed; none if one has gone well since.
     pub trouble: Option<String>,
-    /// Its connections.
+    /// The connections of the session.
     pub channels: Vec<ChannelStats>,
-    /// What may not be on media at the server.
+    /// The changes that may not be on media at the server.
     pub unsynced: UnsyncedStatus,
     /// Files opened at their lookup.
     pub open_ahead: OpenAheadStats,
@@ -195,9 +195,9 @@ thread_local! {
 }
 
 impl ClientSession {
-    /// Connects for the first time. It is done once the server has welcomed us; from then
-    /// on lost connections are made anew for ever. If `memory` is that of a process that
-    /// died, its session goes on; call [`SessionControl::attached`](dray_core::SessionControl::attached) then.
+    /// Connects for the first time. It is done once the server has welcomed us; from then on lost
+    /// connections are made anew for ever. If `memory` is that of a process that died, its session
+    /// goes on; call [`SessionControl::attached`](dray_core::SessionControl::attached) then.
     pub async fn connect(
         connector: Arc<dyn Connect>,
         options: ClientOptions,
@@ -223,10 +223,10 @@ impl ClientSession {
         session
     }
 
-    /// Goes on with the session of a process before us, noted in `memory`, whether its server
-    /// can be reached or not: calls wait for it as they do in any outage. It is tried for
-    /// `patience` first, so that a server that is there is known. Errors: those of that try
-    /// that are hopeless ([`ConnectError::is_hopeless`]). None if `memory` does not say enough:
+    /// Goes on with the session of a process before us, noted in `memory`, whether its server can
+    /// be reached or not. Calls wait for the server as they do in any outage. It is tried for
+    /// `patience` first, so that a server that is there is known. Errors: those of that try that
+    /// are hopeless ([`ConnectError::is_hopeless`]). None if `memory` does not say enough:
     /// [`ClientSession::connect`] then.
     pub async fn take_over(
         connector: Arc<dyn Connect>,
@@ -241,9 +241,9 @@ impl ClientSession {
         Some(ClientSession::go_on(link, info, patience, hopeless).await)
     }
 
-    /// Begins a session with a server that may be away, of whose export another server has said what it
-    /// is. It is tried for `patience` first. If the server is away, calls wait for it as they do in any
-    /// outage. Errors: the server is there and refuses.
+    /// Begins a session with a server that may be away, of whose export another server has said
+    /// what it is. It is tried for `patience` first. If the server is away, calls wait for it as
+    /// they do in any outage. Errors: the server is there and refuses.
     pub async fn begin(
         connector: Arc<dyn Connect>,
         options: ClientOptions,
@@ -279,15 +279,15 @@ impl ClientSession {
         Ok(session)
     }
 
-    /// The client's node, by which its requests are known over its processes: front ends
-    /// put it into the context of every request, together with a number of their own.
+    /// The client's node, by which its requests are known over its processes. Front ends put the
+    /// node into the context of every request, together with a number of their own.
     pub fn node(&self) -> NodeId {
         self.link.node
     }
 
     /// For a client that is a server itself, once its own clients have come back, or cannot any
-    /// more: the server closes what a process before this one had open for them, and releases the
-    /// locks that none of them has taken over. Until then both are kept.
+    /// more. The server closes the files that a process before this one had open for them. It
+    /// releases the locks that none of them has taken over. Until then both are kept.
     pub fn release_inherited(&self) {
         let channels = self.channels.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(channel) = channels.first() {
@@ -305,7 +305,8 @@ impl ClientSession {
         self.link.server().one_user
     }
 
-    /// Whether some callers are other users at the server than they say (`squash`), as the server said last.
+    /// Whether some callers are other users at the server than they say (`squash`), as the server
+    /// said last.
     pub fn squashes(&self) -> bool {
         self.link.server().squashes
     }
@@ -320,7 +321,7 @@ impl ClientSession {
         }
     }
 
-    /// One more for the calling thread, which is not its first choice: in simulations all
+    /// A channel more for the calling thread, which is not its first choice. In simulations all
     /// threads of a mount are one.
     #[doc(hidden)]
     pub fn attach_another(self: &Arc<ClientSession>) {
@@ -337,7 +338,7 @@ impl ClientSession {
         channels.iter().for_each(|channel| channel.notify(NotifyHead::GOODBYE, 0));
     }
 
-    /// What it is doing.
+    /// The state of the session and its work.
     pub fn status(&self) -> SessionStatus {
         let channels = self.channels.read().unwrap_or_else(PoisonError::into_inner);
         let known = self.link.server();
@@ -426,7 +427,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// One without connections.
+    /// A session without connections.
     pub(crate) fn session() -> Arc<ClientSession> {
         let options = ClientOptions {
             export: "data".into(),
@@ -445,8 +446,8 @@ pub(crate) mod tests {
         ClientSession::new(Arc::new(link), info)
     }
 
-    /// Sessions were known by their address. That of one that has ended is soon another's, and
-    /// threads that had worked for the first took its channel for the second.
+    /// Sessions were known by their address. The address of a session that has ended is soon
+    /// another's. Threads that had worked for the first session took its channel for the second.
     #[test]
     fn a_session_is_not_taken_for_one_before_it() {
         let (give, take) = mpsc::channel::<Arc<ClientSession>>();

@@ -1,5 +1,6 @@
-//! Replay slots. Each holds the number of the last change that was sent in it. A slot is in use from
-//! the sending of a change until its answer, so that the server needs to remember one answer a slot.
+//! Replay slots. Each holds the number of the last change that was sent in it. A slot is in use
+//! from the sending of a change until its answer, so that the server needs to remember one answer a
+//! slot.
 //!
 //! A process that takes over from one that died finds the slots that were in use. When the kernel
 //! hands it the same request again, the request gets its old slot and number, and the server
@@ -21,11 +22,11 @@ use dray_rt::{Instant, Tick};
 use crate::client::channel::Channel;
 use crate::client::memory::{SLOTS_MAX, SessionMemory, SlotState};
 
-/// As long as there are slots that were never used, one that was used is not used again
-/// before this many others were: few enough that a quiet session touches few.
+/// A used slot is not used again before this many others were, as long as there are slots that were
+/// never used. The number is so small that a quiet session touches few slots.
 const RESTING_MIN: usize = 8;
 
-/// What the process before us had under way comes again within this time, or never.
+/// The calls that the process before us had under way come again within this time, or never.
 const ORPHANS_MAX: Duration = Duration::from_secs(5);
 
 /// The slots of one session.
@@ -41,7 +42,7 @@ struct State {
     fresh: Vec<u32>,
     /// Free slots, the longest free first.
     resting: VecDeque<FreeSlot>,
-    /// What the process before us had used free slots for last.
+    /// The calls that the process before us had used free slots for last.
     answered: Vec<SlotState>,
     /// Free slots that are kept at least, as long as there are fresh ones.
     resting_min: usize,
@@ -64,7 +65,7 @@ struct State {
 struct FreeSlot {
     number: u32,
     sequence: u32,
-    /// In which it was given back; none: that was no executor's.
+    /// The tick in which the slot was given back; none: no executor's.
     tick: Option<Tick>,
 }
 
@@ -96,8 +97,8 @@ impl ClientSlots {
         let (orphans, free): (Vec<_>, Vec<_>) = known.into_iter().partition(|slot| slot.in_use);
         let (fresh, mut answered): (Vec<_>, Vec<_>) =
             free.into_iter().partition(|slot| slot.sequence == 0);
-        // The front end counts its requests, so this is the longest free first; and all of
-        // them stay free as long as possible, since any may be asked for again.
+        // The front end counts its requests, so this is the longest free first. All free slots stay
+        // free as long as possible, since any may be asked for again.
         answered.sort_by_key(|slot| slot.origin.request);
         let state = State {
             fresh: fresh.iter().rev().map(|slot| slot.number).collect(),
@@ -193,8 +194,8 @@ impl ClientSlots {
         }
     }
 
-    /// Takes a slot for what began at `origin` (request 0: one that will not come again), waiting while
-    /// all are in use. Errors: `EINTR` when cancelled.
+    /// Takes a slot for what began at `origin` (request 0: one that will not come again), waiting
+    /// while all are in use. Errors: `EINTR` when cancelled.
     pub(crate) async fn take(
         self: &Arc<ClientSlots>,
         cx: &Context,
@@ -235,8 +236,8 @@ fn is_known(origin: Origin) -> bool {
 }
 
 impl State {
-    /// A request of another client that a process before us had made several changes for, as a put
-    /// is: which slot was for which is not known, and to make them all again does no harm.
+    /// A request of another client for which a process before us had made several changes, as a put
+    /// does. It is not known which slot was for which change. To make them all again does no harm.
     fn forget_steps_of(&mut self, origin: Origin) {
         let of_it = |slot: &&SlotState| slot.origin == origin;
         if self.orphans.iter().chain(&self.answered).filter(of_it).count() < 2 {
@@ -280,7 +281,7 @@ impl State {
         if !self.resting.is_empty() {
             return None; // soon
         }
-        // Its request was answered before the process died, or it would have come again.
+        // The orphan's request was answered before the process died, or it would have come again.
         let orphan = self.orphans.pop()?;
         Some((orphan.number, orphan.sequence.wrapping_add(1)))
     }
@@ -315,7 +316,7 @@ mod tests {
     }
     use dray_rt::{DriverKind, Executor};
 
-    /// As a process that died left them: `count` slots, answered in this order.
+    /// The slots as a process that died left them: `count` slots, answered in this order.
     fn left(count: u32, requests: &[(u32, u64)]) -> Arc<ClientSlots> {
         let memory = SessionMemory::heap();
         memory.set_slots(count);
@@ -342,8 +343,8 @@ mod tests {
         drop(new);
     }
 
-    /// Its thread was not running when the answer had come and the kernel did not have it.
-    /// Others used the slot again and again meanwhile, and then the process died.
+    /// The thread was not running when the answer had come and the kernel did not have it. Others
+    /// used the slot again and again meanwhile, and then the process died.
     // proves: P94
     #[test]
     fn an_answer_that_is_still_being_passed_on_is_found_whatever_others_do_meanwhile() {
@@ -370,7 +371,7 @@ mod tests {
         let successor = Arc::new(ClientSlots::new(Arc::new(SessionMemory::from_fd(fd).unwrap())));
         let again = take(&successor, 100);
         assert_eq!((again.number, again.sequence), known);
-        // Who needs the last slot gets it when the thread goes on.
+        // The task that needs the last slot gets it when the thread goes on.
         let rest = all(9000);
         go_on.send(()).unwrap();
         assert_eq!(take(&slots, 9999).number, known.0);
@@ -378,7 +379,7 @@ mod tests {
         drop(rest);
     }
 
-    /// Its change may have been made or not: to make it in the next session could be twice.
+    /// The change may have been made or not: to make it in the next session could be twice.
     // proves: P74
     #[test]
     fn what_was_asked_in_a_session_that_is_over_is_not_asked_in_the_next() {
@@ -392,7 +393,7 @@ mod tests {
     }
 
     /// The server had forgotten the mount, and the process died before the kernel had heard of the
-    /// error: the next one asked again, in the new session, and a change was made twice.
+    /// error. The next process asked again, in the new session, and a change was made twice.
     // proves: P74
     #[test]
     fn what_was_asked_in_a_session_that_is_over_is_known_to_a_successor() {

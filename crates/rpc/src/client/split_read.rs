@@ -20,9 +20,9 @@ const ALIGN_BYTES: usize = 4096;
 
 /// The outcome of a split read.
 pub(crate) enum SplitRead {
-    /// It is as if read at once.
+    /// The data, as if read at once.
     Read(BufMut),
-    /// It has to be read in one piece, into this.
+    /// The range has to be read in one piece, into this.
     ToRead(BufMut),
 }
 
@@ -101,8 +101,8 @@ fn join(
     let versions = (version(&first), version(&second));
     let (left, failed) = taken_apart(first);
     let (right, failed_right) = taken_apart(second);
-    // What the file system below says of one half alone, it says of the whole, too, or finds
-    // less to read; what befell the calls befalls the read.
+    // An error that the file system below gives for one half, it gives for the whole, too, or the
+    // whole has less to read. A failure of the calls is a failure of the read.
     let fatal = |error: &Error| error.fate() != Fate::Final;
     let failed = failed.into_iter().chain(failed_right).find(fatal);
     let fits =

@@ -32,7 +32,7 @@ impl ClientSession {
         if !self.link.server().stamps {
             return Err(Error::new(Errno::ENOTSUP).during(Op::SyncAll));
         }
-        // With a number, so that the server knows it again should its answer be lost.
+        // The call has a number, so that the server recognizes it if its answer is lost.
         let request = self.link.own_handle();
         let call = Call::SyncAll {};
         let ask = OutgoingCall { request, ..OutgoingCall::of(cx, &call) };

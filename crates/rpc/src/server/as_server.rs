@@ -1,18 +1,19 @@
-//! What the server does by its own rights for a caller. Nothing else is done with them, and none of
-//! it is counted as what a client did.
+//! The calls that the server makes by its own rights for a caller. Nothing else is done with them,
+//! and none of it is counted as what a client did.
 
 use std::sync::Arc;
 
 use dray_core::{Context, FileId, FileSystem, Identity, OpenFile, OpenHow, Result};
 
-/// For looking at what the caller of `cx` may not be allowed to see; the answer does not show it.
+/// The context for looking at things that the caller of `cx` may not be allowed to see. The answer
+/// does not show them.
 pub(crate) fn to_look(cx: &Context) -> Context {
     Context { cancel: None, ..own(cx) }
 }
 
-/// Opens what may be opened by something else than the rights of the caller of `cx`: a ticket shows
-/// that it was opened before, or it is kept for those who may come back. Flags that ask for more
-/// than an access mode and a way of access are left out for every caller.
+/// Opens a file for which something else than the rights of the caller of `cx` decides. A ticket
+/// shows that the file was opened before, or the file is kept for clients that may come back. Flags
+/// that ask for more than an access mode and a way of access are left out for every caller.
 pub(crate) async fn open(
     fs: &dyn FileSystem,
     cx: &Context,

@@ -1,6 +1,6 @@
 //! Asks the observers that admit the calls of clients to an export. A call is asked for once its
-//! replay slot knows it, so that it is not asked for again when it is sent again, and before it
-//! waits for a range of a file, a directory or a stamp, so that nobody waits for it meanwhile.
+//! replay slot knows it, so that a repeated call is not asked for twice. It is asked for before it
+//! waits for a range of a file, a directory or a stamp. So nobody waits for it meanwhile.
 
 use dray_core::{Admit, CallAdmission, Context, FileId, Name, ObservedCall, Op, OpenHow, Result};
 
@@ -50,8 +50,8 @@ async fn admit(admission: &dyn CallAdmission, cx: &Context, call: &ObservedCall<
     })
 }
 
-/// The operations of a call that are asked for. A call that names no open file of its client's is not
-/// asked for: it fails by itself.
+/// The operations of a call that are asked for. A call that names no open file of its client's is
+/// not asked for: it fails by itself.
 fn parts<'a>(
     session: &ServerSession,
     call: &Call<'a>,
@@ -67,7 +67,7 @@ fn parts<'a>(
         Call::Lookup { dir, name }
         | Call::Make { dir, name, .. }
         | Call::Remove { dir, name, .. } => Some(named(op, dir, name)),
-        // Its opening is asked for once the file is known.
+        // The opening is asked for once the file is known.
         Call::LookupOpen { dir, name, .. } => Some(named(Op::Lookup, dir, name)),
         Call::Rename { from, from_name, to, to_name, .. } => {
             let to = Name::new(to_name).ok().map(|name| (to, name));

@@ -1,14 +1,14 @@
-//! Connections: how many there may be, how many of them that have not shaken hands, and how
-//! often it is said that one of these failed.
+//! Connections: how many there may be, and how many of them may be without a finished handshake.
+//! The module also limits how often the log says that a handshake failed.
 //!
 //! Each takes a descriptor, which the files of the exports need as well. Anybody who gets to the
-//! port can make one, so that those in their handshake are bounded once more, in all and for each
-//! address, and a scan of ports does not fill the log. They are counted from their beginning on,
-//! before anything is read. A client that finds all places taken gets a refusal in its handshake.
-//! The number of such handshakes is bounded, too.
+//! port can make a connection. So connections in their handshake have bounds of their own, in all
+//! and for each address. A scan of ports does not fill the log. Connections are counted from their
+//! beginning on, before anything is read. A client that finds all places taken gets a refusal in
+//! its handshake. The number of such handshakes is bounded, too.
 //!
-//! Of connections and of sessions an address may have as many as are left for all others, so that
-//! no machine can take the last ([`dray_core::Shares`]).
+//! An address may have as many connections and sessions as are left for all others. So no machine
+//! can take the last ([`dray_core::Shares`]).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,7 +27,7 @@ const HANDSHAKES_MAX: usize = 1024;
 const PARTS: usize = 8;
 /// However few there may be, so many of one address: what one mount makes.
 const OF_ONE_MIN: usize = 4;
-/// Of one address failures of one kind are said once in this time.
+/// Failures of one kind from one address are logged once in this time.
 const QUIET: Duration = Duration::from_secs(60);
 /// Failures remembered as having been complained of.
 const COMPLAINTS_MAX: usize = 1024;
@@ -51,7 +51,7 @@ struct State {
     sessions_of: BTreeMap<ClientAddress, usize>,
     sessions_all: usize,
     complaints: BTreeMap<(ClientAddress, HandshakeFault), Instant>,
-    /// When it was last said that there are too many of all.
+    /// The time when the log last said that there are too many connections in all.
     crowded: Option<Instant>,
 }
 
@@ -64,12 +64,12 @@ pub(crate) enum Overload {
     OneAddress,
 }
 
-/// What went wrong with a connection: one thing that was said does not hide another.
+/// The fault of a connection. A message about one fault does not hide another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum HandshakeFault {
-    /// There are too many of its address.
+    /// The connection's address has too many connections.
     Overload,
-    /// It is no client's, or says nothing.
+    /// The connection is no client's, or says nothing.
     Greeting,
     /// The peer was refused at its greeting, with this error number.
     Greeted(u16),
@@ -151,9 +151,9 @@ impl ConnectionLimits {
         Ok((connection_place, HandshakePlace { limits: self.clone(), who }))
     }
 
-    /// Counts a session of `peer`, unless there are `of_one_max` of its address, or as many as there
-    /// are left for others; `known`: sessions that there are, also those of clients that have not
-    /// come back yet. Errors: how many its address has.
+    /// Counts a session of `peer`, unless there are `of_one_max` of its address, or as many as
+    /// there are left for others. The `known` sessions are those that there are, also of clients
+    /// that have not come back yet. Errors: how many its address has.
     pub(crate) fn settle(
         self: &Arc<ConnectionLimits>,
         peer: Peer,
@@ -235,7 +235,7 @@ impl Drop for SessionPlace {
     }
 }
 
-/// One less of `who`.
+/// Counts one connection less of `who`.
 fn give_back(counts: &mut BTreeMap<ClientAddress, usize>, who: ClientAddress) {
     if let Some(count) = counts.get_mut(&who) {
         *count = count.saturating_sub(1);
@@ -353,7 +353,7 @@ mod tests {
                 refused(1, HandshakeFault::Greeted(1)) && !refused(1, HandshakeFault::Greeted(1))
             );
             assert!(refused(2, HandshakeFault::Greeted(1)));
-            // What came later for another reason was not said: a wrong key behind none.
+            // A later fault for another reason was not logged: a wrong key behind none.
             assert!(
                 refused(1, HandshakeFault::Challenged(1)) && refused(1, HandshakeFault::Greeted(2))
             );

@@ -1,4 +1,4 @@
-//! What a server offers.
+//! An export: a directory that a server offers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
@@ -22,11 +22,11 @@ use crate::server::refusals::Refusals;
 use crate::server::tickets::Tickets;
 use crate::server::watchers::Watchers;
 
-/// What clients of a projection place files by. It is made where projections are configured; here
-/// it is a number and a text.
+/// The definition by which clients of a projection place files. It is made where projections are
+/// configured; here it is a number and a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportDefinition {
-    /// Of the text; never 0, which stands for no definition.
+    /// The fingerprint of the text; never 0, which stands for no definition.
     pub fingerprint: u64,
     /// The canonical form, at most [`ExportDefinition::TEXT_MAX_BYTES`].
     pub text: String,
@@ -41,16 +41,17 @@ impl ExportDefinition {
 pub struct Export {
     /// The name.
     pub name: String,
-    /// What serves it.
+    /// The file system that serves the export.
     pub fs: Arc<dyn FileSystem>,
-    /// Who may use it; empty: everybody who gets to the port.
+    /// The addresses and users that may use the export; empty: everybody who gets to the port.
     pub allow: Vec<Allow>,
     /// Where the server has no key: whether ordinary users of clients may speak for anybody, too
     /// ([`Peer::is_privileged`]); `insecure` of exports(5).
     pub insecure: bool,
     /// Admits each call of a client before the call begins; none: all calls may begin.
     pub admission: Option<Arc<dyn CallAdmission>>,
-    /// What serves it is no longer there: nothing is answered any more, as if the server had died.
+    /// The file system that serves the export is no longer there. Nothing is answered any more, as
+    /// if the server had died.
     pub(crate) lost: Arc<AtomicBool>,
     /// The instance of the export. A client that knows another instance has to reclaim its locks
     /// and files.
@@ -59,16 +60,16 @@ pub struct Export {
     pub one_user: bool,
     /// Some callers are other users there than they say, and clients are told.
     pub squashes: bool,
-    /// What serves it answers writes before it carries them out, and reports errors later. Clients
-    /// are told.
+    /// What serves the export answers writes before it carries them out, and reports errors later.
+    /// Clients are told.
     pub writes_late: bool,
-    /// Of the projection of which it is a part: a client that places by another one is refused.
-    /// None: it is no part of any.
+    /// The definition of the projection of which the export is a part. A client that places by
+    /// another one is refused. None: it is no part of any.
     pub definition: Option<Arc<ExportDefinition>>,
-    /// Whether it has the names of a projection whose data are at other servers: it gives files ids of
-    /// their data.
+    /// Whether the export has the names of a projection whose data are at other servers. Then it
+    /// gives files ids of their data.
     pub gives_object_ids: bool,
-    /// Which parts of its files are in use, and the stamps of its changes.
+    /// The ranges of the export's files that are in use, and the stamps of its changes.
     pub(crate) ranges: Arc<RangeTable>,
     pub(crate) recovery_window: RecoveryWindow,
     /// Memory for its data; its end of the server's pool, once it belongs to a server.
@@ -82,8 +83,8 @@ pub struct Export {
     /// system of another one may hang.
     pub(crate) grace: Grace,
     pub(crate) recovery: Recovery,
-    /// The files that its clients have open, and the owners of their fcntl locks: no client can have
-    /// all. Its locks are shared where they are kept.
+    /// The files that its clients have open, and the owners of their fcntl locks: no client can
+    /// have all. Its locks are shared where they are kept.
     pub(crate) files: Arc<Shares>,
     pub(crate) lock_owners: Arc<Shares>,
     pub(crate) refused_files: Refusals,
@@ -223,7 +224,7 @@ fn network_of(address: IpAddr, prefix_bits: u8) -> IpAddr {
     }
 }
 
-/// What stands before an IPv4 address in IPv6 form, `::ffff:0:0` (RFC 4291, 2.5.5.2).
+/// The bits before an IPv4 address in IPv6 form, `::ffff:0:0` (RFC 4291, 2.5.5.2).
 const MAPPED_BITS: u8 = 96;
 
 fn same_prefix(left: u128, right: u128, prefix_bits: u8, width_bits: u32) -> bool {

@@ -1,4 +1,4 @@
-//! The exports of a server, by name. One whose file system does not answer at the start is
+//! The exports of a server, by name. An export whose file system does not answer at the start is
 //! awaited, and keeps nobody from the others.
 
 use std::collections::BTreeMap;
@@ -17,9 +17,9 @@ use crate::wire::Refused;
 /// A session of the last server epoch, and its notes.
 pub(crate) type FormerSession = (SessionRecord, Arc<dyn SlotLog>);
 
-/// Those that are open, and those that are awaited.
+/// The exports that are open, and those that are awaited.
 pub(crate) struct Exports {
-    /// Each one's end of the server's memory for data.
+    /// Each export's end of the server's memory for data.
     pools: BTreeMap<String, BufferPool>,
     state: Mutex<State>,
 }
@@ -38,7 +38,7 @@ struct State {
 /// An export that has been opened.
 struct Place {
     name: String,
-    /// None: it has been withdrawn.
+    /// The export; none: it has been withdrawn.
     export: Option<Arc<Export>>,
     /// The greatest stamp that was given when it was withdrawn.
     newest: u64,
@@ -57,12 +57,12 @@ impl Exports {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its end of the memory for data; none where no such export is awaited.
+    /// The export's end of the memory for data; none where no such export is awaited.
     pub(crate) fn pool(&self, name: &str) -> Option<BufferPool> {
         self.pools.get(name).cloned()
     }
 
-    /// From now on clients can have it.
+    /// Opens an export: from now on clients can have it.
     pub(crate) fn insert(&self, export: Arc<Export>) {
         let mut state = self.lock();
         state.open.insert(export.name.clone(), export.clone());
@@ -116,7 +116,7 @@ impl Exports {
         Err(refused(Errno::ENOENT, format!("no export is called `{name}`; there are: {known}")))
     }
 
-    /// Those that are open, in the order of their opening.
+    /// The exports that are open, in the order of their opening.
     pub(crate) fn opened(&self) -> Vec<Arc<Export>> {
         self.lock().opened.iter().filter_map(|place| place.export.clone()).collect()
     }
@@ -126,8 +126,8 @@ impl Exports {
         self.pools.len()
     }
 
-    /// Waits until more than `count` have been opened, and answers the one that follows these; if it
-    /// has been withdrawn, once it is open again.
+    /// Waits until more than `count` exports have been opened, and answers the export that follows
+    /// these. A withdrawn export is answered once it is open again.
     pub(crate) async fn next_opened(&self, count: usize) -> Arc<Export> {
         poll_fn(|task| {
             let mut state = self.lock();
@@ -140,8 +140,8 @@ impl Exports {
         .await
     }
 
-    /// The sessions that `name` had in the last server epoch; each is answered once. Those of
-    /// exports that are no more are forgotten.
+    /// The sessions that `name` had in the last server epoch; each is answered once. The sessions
+    /// of exports that are no more are forgotten.
     pub(crate) fn former(&self, name: &str, journal: &dyn Journal) -> Vec<FormerSession> {
         let mut state = self.lock();
         let former = state.former.get_or_insert_with(|| self.load(journal));
@@ -162,7 +162,7 @@ impl Exports {
     }
 }
 
-/// Its client is to come again.
+/// The client of a refused connection is to come again.
 pub(crate) fn not_open(name: &str) -> Refused {
     let what = "is not open yet: `dray status` on the server's machine says since when";
     refused(Errno::EAGAIN, format!("export `{name}` {what}"))

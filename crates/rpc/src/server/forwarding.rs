@@ -1,10 +1,11 @@
 //! Detects servers that would serve their own files to themselves.
 //!
 //! A server can be a client of other servers. Its sessions there have nodes of a kind of their own
-//! ([`NodeId::of_server`]), one for each export. An export that is greeted by its own node would forward
-//! its calls to itself. In a longer ring no server is greeted by itself: each waits until the export of the next
-//! one is open. So a server notes the nodes of servers that wait for an export of its own. Before it
-//! opens that export it greets the servers below in the names of these nodes, too.
+//! ([`NodeId::of_server`]), one for each export. An export that is greeted by its own node would
+//! forward its calls to itself. In a longer ring no server is greeted by itself: each waits until
+//! the export of the next one is open. So a server notes the nodes of servers that wait for an
+//! export of its own. Before it opens that export it greets the servers below in the names of these
+//! nodes, too.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -27,9 +28,9 @@ pub struct ForwardingNodes {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By node: the export that is forwarded.
+    /// The forwarded export of each node.
     own: BTreeMap<NodeId, String>,
-    /// By export.
+    /// The nodes of servers that wait, for each export.
     waiting: BTreeMap<String, VecDeque<NodeId>>,
 }
 

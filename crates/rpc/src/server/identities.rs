@@ -12,7 +12,7 @@ use crate::wire::{Input, Malformed};
 const IDENTITIES_MAX: usize = 256;
 /// Longest name of a job, bytes: clients send 64 at most.
 const JOB_MAX_BYTES: usize = 256;
-/// What callers take is counted in steps of this, bytes.
+/// The memory that callers take is counted in steps of this size, bytes.
 const STEP_BYTES: usize = 4096;
 
 /// For whom a connection may speak.
@@ -21,12 +21,12 @@ pub(crate) enum CallerScope {
     /// The peer is root of its machine, or has the key: it is trusted to name the caller.
     #[default]
     Anybody,
-    /// For this user alone, whatever it says.
+    /// The caller is this user alone, whatever it says.
     Only(Identity),
 }
 
 impl CallerScope {
-    /// For a user of this machine, as the kernel reports it.
+    /// The scope of a user of this machine, as the kernel reports the user.
     pub(crate) fn only(uid: Uid, gid: Gid, mut groups: Vec<Gid>) -> CallerScope {
         groups.sort_unstable();
         CallerScope::Only(Identity { uid, gid, groups: groups.into(), ..Identity::default() })
@@ -51,9 +51,11 @@ impl CallerScope {
 pub(crate) struct KnownCaller {
     /// Without groups, if there are too many.
     pub(crate) who: Arc<Identity>,
-    /// Where it calls, if that is not the client itself: that one is a server to it.
+    /// The node where the caller is, if that is not the client itself: the client is then a server
+    /// to it.
     pub(crate) node: Option<NodeId>,
-    /// It is in more groups than a server takes: what its groups can decide is refused.
+    /// The caller is in more groups than a server takes. A call that its groups can decide is
+    /// refused.
     pub(crate) too_many_groups: bool,
 }
 
@@ -63,7 +65,7 @@ pub(crate) struct Identities {
     whom: CallerScope,
     known: Vec<Option<KnownCaller>>,
     bytes: usize,
-    /// Of these, what is counted within the share of the session.
+    /// The charge for these callers within the share of the session.
     charge: Option<Charge>,
 }
 
@@ -73,13 +75,13 @@ impl Identities {
         self.known.get(index as usize).cloned().flatten()
     }
 
-    /// Has all that are defined from now on be `whom`, or among them.
+    /// Has all callers that are defined from now on be `whom`, or among them.
     pub(crate) fn speaks_for(&mut self, whom: CallerScope) {
         self.whom = whom;
     }
 
-    /// Takes a definition, which takes of the memory in `share` what is beyond a little. Errors: it is
-    /// none, there are too many, or there is no memory for it.
+    /// Takes a definition, which takes of the memory in `share` what is beyond a little. Errors: it
+    /// is none, there are too many, or there is no memory for it.
     pub(crate) fn define(
         &mut self,
         mut input: Input<'_>,

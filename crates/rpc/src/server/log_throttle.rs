@@ -1,5 +1,5 @@
-//! What could be said any number of times, since clients can bring it about, and is said once a
-//! minute: nobody fills a server's log.
+//! Messages that clients can bring about any number of times are logged once a minute. So nobody
+//! fills a server's log.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use dray_rt::Instant;
 /// How long nothing is said again.
 const QUIET: Duration = Duration::from_secs(60);
 
-/// One such thing.
+/// A message that is logged at most once a minute.
 #[derive(Default)]
 pub(crate) struct LogThrottle(Mutex<State>);
 
@@ -20,8 +20,8 @@ struct State {
 }
 
 impl LogThrottle {
-    /// Has `say` say it, if it has not been said for a while. What it is given belongs to the end
-    /// of the line: how often it was not said meanwhile.
+    /// Has `say` say it, if it has not been said for a while. The argument of `say` belongs to the
+    /// end of the line: how often it was not said meanwhile.
     pub(crate) fn say(&self, say: impl FnOnce(&str)) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if state.said.is_some_and(|said| said.elapsed() < QUIET) {

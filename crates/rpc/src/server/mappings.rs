@@ -1,7 +1,7 @@
-//! Files that two clients store into through shared mappings. Each client's kernel keeps what is stored
-//! there until it is synced, and none sees the other's: programs that share memory in this way, such as
-//! SQLite with a write-ahead log, lose data without an error. Clients say so with their first such write
-//! of each open file ([`NotifyHead::MAPPED`](crate::wire::NotifyHead::MAPPED)).
+//! Files that two clients store into through shared mappings. Each client's kernel keeps the stored
+//! bytes until they are synced, and no kernel sees the other's. Programs that share memory in this
+//! way lose data without an error. SQLite with a write-ahead log is one. Clients say so with their
+//! first such write of each open file ([`NotifyHead::MAPPED`](crate::wire::NotifyHead::MAPPED)).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use crate::server::session::ServerSession;
 /// Files that are remembered; the oldest is forgotten for one more.
 const FILES_MAX: usize = 256;
 
-/// Those of an export.
+/// The mappings of an export.
 #[derive(Default)]
 pub(crate) struct Mappings {
     state: Mutex<State>,
@@ -33,12 +33,12 @@ struct State {
 struct Mapped {
     file: FileId,
     by: Weak<ServerSession>,
-    /// Who that is, also if it has gone.
+    /// The session's number, also if the session has gone.
     session: u64,
     host: String,
-    /// When it said so last.
+    /// The number of the session's last report ([`Mappings::next_order`]).
     order: u64,
-    /// It has been counted.
+    /// The session has been counted.
     reported: bool,
 }
 
@@ -71,8 +71,8 @@ impl Mappings {
         }
     }
 
-    /// The host of another session that had the file open at the same time and stored into it, too; once
-    /// for each file. `since`: when this one has opened it.
+    /// The host of another session that had the file open at the same time and stored into it, too.
+    /// It is given once for each file. `since`: when this session has opened the file.
     fn other(&self, session: &Arc<ServerSession>, file: FileId, since: u64) -> Option<String> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = |reported| Mapped {
@@ -90,7 +90,8 @@ impl Mappings {
             state.files.push_back(now(false));
             return None;
         };
-        // It stored when this one had it open, or has it open still and may store at any time.
+        // The other session stored when this one had it open, or has it open still and may store at
+        // any time.
         let meets =
             |by: &Weak<ServerSession>| by.upgrade().is_some_and(|by| by.first_open(file).is_some());
         let is_new = mapped.session != session.id

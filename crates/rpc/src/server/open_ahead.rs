@@ -27,14 +27,14 @@ const FILES_MAX: usize = 64;
 /// Which files may be open ahead of their use.
 pub(crate) struct OpenAheadTable {
     shards: Vec<Mutex<Vec<Watched>>>,
-    /// What the process before us had opened can be used until then.
+    /// The files that the process before us had opened can be used until then.
     quiet_until: Instant,
 }
 
 /// A file that is open ahead, or about to have its rights changed.
 struct Watched {
     file: FileId,
-    /// What was opened ahead may be used until then.
+    /// The file that was opened ahead may be used until then.
     until: Instant,
     /// By this session; none: by several.
     by: Option<u64>,

@@ -16,7 +16,7 @@ use crate::server::sabotage::Sabotage;
 pub enum StateLoss {
     /// Nothing: the process ended, the machine did not.
     Nothing,
-    /// What was not synced; the journal knows all sessions.
+    /// The changes that were not synced; the journal knows all sessions.
     Unsynced,
     /// The journal's sessions, too: anybody may have kept changes, or held locks.
     SessionsToo,
@@ -48,17 +48,17 @@ pub struct ServerOptions {
     pub pool: BufferPool,
     /// Changes with every start of the machine.
     pub boot: u128,
-    /// By what other servers know this one, if it is their client.
+    /// The nodes by which other servers know this one, if it is their client.
     pub forwarding: Arc<ForwardingNodes>,
-    /// What a test breaks in the server on purpose.
+    /// The promise that a test breaks in the server on purpose.
     #[cfg(feature = "sabotage")]
     pub sabotage: Option<Sabotage>,
 }
 
 impl Default for ServerOptions {
-    /// 64 slots and 128 calls a connection, 16,384 sessions, 1,024 of them of one address,
-    /// 65,536 connections, a lease of 60 s, 256 MiB of buffers; 1,048,576 open files, and owners of
-    /// locks, of an export.
+    /// 64 slots and 128 calls a connection, 16,384 sessions, 1,024 of them of one address, and
+    /// 65,536 connections. A lease of 60 s, and 256 MiB of buffers. 1,048,576 open files, and
+    /// owners of locks, of an export.
     fn default() -> ServerOptions {
         ServerOptions {
             key: None,
@@ -80,8 +80,8 @@ impl Default for ServerOptions {
 }
 
 impl ServerOptions {
-    /// What a test breaks in this server: nothing, and for the compiler to see, without the feature
-    /// `sabotage`.
+    /// The promise that a test breaks in this server. Without the feature `sabotage` there is none,
+    /// as the compiler can see.
     pub(crate) fn broken(&self) -> Broken {
         Broken {
             #[cfg(feature = "sabotage")]

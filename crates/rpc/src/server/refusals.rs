@@ -1,4 +1,4 @@
-//! What clients are refused because they, or their address, have their share of it already.
+//! The refusals of clients that have, or whose address has, their share of something already.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +7,7 @@ use dray_core::{Errno, Error, Shortage};
 use crate::server::log_throttle::LogThrottle;
 use crate::server::session::ServerSession;
 
-/// Of one kind of thing.
+/// The refusals of one kind of thing.
 #[derive(Default)]
 pub(crate) struct Refusals {
     count: AtomicU64,
@@ -15,7 +15,7 @@ pub(crate) struct Refusals {
 }
 
 impl Refusals {
-    /// One more.
+    /// Counts one refusal more.
     pub(crate) fn counts(&self) {
         self.count.fetch_add(1, Ordering::Relaxed);
     }

@@ -37,7 +37,7 @@ impl Reply {
         Reply { head: ReplyHead::failure(0, error), ..Reply::success(()) }
     }
 
-    /// Of a call that the protocol does not allow.
+    /// The reply to a call that the protocol does not allow.
     pub(super) fn malformed(why: &'static str) -> Reply {
         Reply::failure(&Error::new(Errno::EPROTO).because(why))
     }
@@ -47,8 +47,8 @@ impl Reply {
         Reply { head: ReplyHead { unknown_handle: true, ..head }, ..Reply::success(()) }
     }
 
-    /// One that was remembered ([`Reply::put`]). Damaged bytes, as a failing journal disk leaves
-    /// them, give a reply of unknown outcome.
+    /// A reply that was remembered ([`Reply::put`]). Damaged bytes, as a failing journal disk
+    /// leaves them, give a reply of unknown outcome.
     pub(super) fn remembered(encoded: &[u8]) -> Reply {
         match ReplyHead::split(encoded) {
             Ok((head, results)) => {
@@ -58,18 +58,18 @@ impl Reply {
         }
     }
 
-    /// It counts until it has been sent.
+    /// The reply counts until it has been sent.
     pub(super) fn counted(self, charge: Charge) -> Reply {
         Reply { data: Some(charge.beside().freeze()), ..self }
     }
 
-    /// With the ticket that its client can show to a later server epoch.
+    /// The reply with the ticket that its client can show to a later server epoch.
     pub(super) fn with_ticket(mut self, ticket: Option<Ticket>) -> Reply {
         self.head.ticket = ticket;
         self
     }
 
-    /// Of an opening, whose answer says that, too.
+    /// The reply to an opening, with `past` in its head.
     pub(super) fn with_times_past(mut self, past: Option<bool>) -> Reply {
         self.head.times_past = past;
         self
@@ -105,8 +105,8 @@ impl Reply {
         self.results.put(out);
     }
 
-    /// Sends it as the answer to the call of this tag; `settled` as in [`ReplyHead`]. Errors: those of
-    /// the connection; `EMSGSIZE`, it is longer than a message.
+    /// Sends it as the answer to the call of this tag; `settled` as in [`ReplyHead`]. Errors: those
+    /// of the connection; `EMSGSIZE`, it is longer than a message.
     pub(super) fn send(
         self,
         connection: &dyn Connection,
@@ -125,7 +125,7 @@ impl Reply {
         sent
     }
 
-    /// Without what its client does not know of.
+    /// The reply without the ticket, for a client that does not know tickets.
     pub(super) fn without_ticket(self) -> Reply {
         self.with_ticket(None)
     }

@@ -1,4 +1,4 @@
-//! What a test breaks in a server on purpose, to prove that the test would notice.
+//! The promises that a test breaks in a server on purpose, to prove that the test would notice.
 //!
 //! The cargo feature `sabotage` belongs to `dray-testkit` and to tests. The shipped program is
 //! compiled without it: there [`Broken`] is empty, and the compiler removes each use of it.
@@ -11,7 +11,7 @@ use dray_core::Op;
 pub enum Sabotage {
     /// A change that comes again is carried out again: those of this kind, or all.
     ReplyCache(Option<Op>),
-    /// What was under way when the process died counts as not applied: as above.
+    /// A change that was under way when the process died counts as not applied: as above.
     Intents(Option<Op>),
     /// Changes of this kind are answered and not made, now and then. Only kinds whose answer
     /// carries nothing but success: writes, removals, renames, syncs.
@@ -50,7 +50,7 @@ pub enum Sabotage {
     OpenAhead,
     /// An open by name opens whichever file has the name now.
     Named,
-    /// What a client changed last is not synced when it leaves.
+    /// The last changes of a client are not synced when it leaves.
     LastSync,
     /// Now and then a client that caches an open file is not notified of a change of it.
     Notifications,
@@ -58,7 +58,7 @@ pub enum Sabotage {
     Evictions,
 }
 
-/// What is broken in one server.
+/// The promise that is broken in one server.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Broken {
     #[cfg(feature = "sabotage")]

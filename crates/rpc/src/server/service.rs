@@ -59,7 +59,7 @@ pub(crate) struct Inner {
 /// Sessions that are noted at a time, each of which takes two syncs: as many at once cost a disk
 /// hardly more than one.
 const NOTING_THREADS_MAX: usize = 8;
-/// Those that wait for that; further ones wait for a place.
+/// Sessions that wait to be noted at most; further ones wait for a place.
 const NOTING_QUEUE_MAX: usize = 1024;
 
 /// How long evicting waits for its note, and for files to be given back.
@@ -151,7 +151,7 @@ impl Server {
                 let _ = export.recovery.wait(&Context::system()).await; // nobody cancels it
                 export.replayed.clear();
             }
-            // One that was withdrawn meanwhile begins its recovery anew.
+            // An export that was withdrawn meanwhile begins its recovery anew.
             let open = self.inner.exports.opened();
             let all = open.len() == self.inner.exports.count();
             if all && !open.iter().any(|export| export.recovery.running()) {
@@ -208,8 +208,8 @@ impl Server {
         }
     }
 
-    /// Ends sessions whose clients have been away for longer than the lease, connections whose
-    /// clients stopped in the middle, and the wait for changes that no client repeats. Runs for
+    /// Ends sessions whose clients have been away for longer than the lease, and connections whose
+    /// clients stopped in the middle. Ends the wait for changes that no client repeats. Runs for
     /// ever, asleep nearly always: to be started as one task.
     pub async fn expire_leases(&self) {
         let mut stalls = Stalls::default();
@@ -236,7 +236,8 @@ impl Server {
                         session.id
                     );
                 }
-                // Not awaited: its file system may hang, and others' need not wait for it.
+                // The end is not awaited: the session's file system may hang, and others need not
+                // wait for it.
                 drop(self.inner.end(session));
             }
             if more > 0 {
@@ -315,10 +316,10 @@ impl Server {
         connections.for_each(|connection| connection.close());
     }
 
-    /// Waits until the sessions that have ended are out of the journal, and what they changed last
-    /// is on media: the server that follows does not wait for any of them.
+    /// Waits until the sessions that have ended are out of the journal, and their last changes are
+    /// on media. So the server that follows waits for none of them.
     pub async fn parted(&self) {
-        // What clients said before they were gone has been read by then, too.
+        // The messages of clients before they were gone have been read by then, too.
         sleep(PARTING_PAUSE).await;
         while self.inner.parting.load(Ordering::SeqCst) > 0 {
             sleep(PARTING_PAUSE).await;
@@ -330,7 +331,7 @@ impl Server {
         self.inner.options.lease
     }
 
-    /// What it is doing. Files of calls under way are shown by their ids.
+    /// The state of the server and its work. Files of calls under way are shown by their ids.
     pub fn status(&self) -> ServerStatus {
         let look = self.inner.look();
         let ids: Vec<String> = look.subjects.iter().map(Subject::by_id).collect();
@@ -385,7 +386,7 @@ impl Inner {
             restored.push(session.clone());
             lock(&self.sessions).insert(session.id, session);
         }
-        // Only now can their clients come back: the file system took its time for each.
+        // Now the clients of the sessions can come back: the file system took its time for each.
         restored.iter().for_each(|session| session.begins_alone());
         let (anybody, lease) = (loss == StateLoss::SessionsToo, options.lease);
         if lost {

@@ -1,4 +1,4 @@
-//! What a server knows of one mount.
+//! A session: the server's knowledge of one mount.
 
 mod abandoned;
 mod locks;
@@ -32,8 +32,8 @@ use crate::wire::{FEATURE_CHANGES, FEATURE_JOBS, FEATURE_STAMPS, FEATURE_TICKETS
 
 pub(crate) use under_way::{SlottedChange, UnslottedCall};
 
-/// Connections that one mount may have. It makes fewer; where its network breaks again and
-/// again, those that it has given up are noticed late.
+/// Connections that one mount may have. A mount makes fewer. Where its network breaks again and
+/// again, the connections that the mount has given up are noticed late.
 const CONNECTIONS_MAX: usize = 16;
 
 /// Files that the end of a session closes before it lets other tasks run.
@@ -45,9 +45,9 @@ const LOOKED_AMONG_MAX: usize = 1024;
 /// An open file.
 struct Opened {
     file: Arc<dyn OpenFile>,
-    /// What it was opened for, bits of [`Ticket::READ`] and [`Ticket::WRITE`].
+    /// The access that the file was opened for, bits of [`Ticket::READ`] and [`Ticket::WRITE`].
     access: u8,
-    /// That it is counted among the export's.
+    /// The file's place among those of the export.
     _place: Reservation,
     /// Before or after others of the export: see [`Mappings`](super::mappings::Mappings).
     order: u64,
@@ -61,7 +61,7 @@ pub(crate) struct ServerSession {
     pub(crate) host: String,
     pub(crate) export: Arc<Export>,
     pub(crate) slots: ReplaySlots,
-    /// Its part of the server's memory for data.
+    /// The session's part of the server's memory for data.
     pub(crate) buffers: PoolShare,
     pub(crate) calls: AtomicU64,
     pub(crate) read_bytes: AtomicU64,
@@ -71,9 +71,9 @@ pub(crate) struct ServerSession {
     carried: AtomicU64,
     /// Features of the protocol that its client knows.
     features: AtomicU64,
-    /// As it is counted among those of its address; unknown until it has come back.
+    /// The session's place among those of its address; unknown until the session has come back.
     session_place: Mutex<Option<SessionPlace>>,
-    /// Where its client comes from, as long as it is known.
+    /// The address of the client, as long as it is known.
     address: AtomicU64,
     /// The stamp of its last change; [`ServerSession::CHANGED_BEFORE`]: one by an earlier process.
     changed_at: AtomicU64,
@@ -97,7 +97,7 @@ struct State {
     connections: BTreeMap<u64, Arc<dyn Connection>>,
     /// Since when there has been none.
     alone_since: Option<Instant>,
-    /// When its client connected in this server epoch.
+    /// The time when the client connected in this server epoch.
     came_back: Option<Instant>,
     /// The executor that served the last one: what may wait for the export's file system
     /// is done there, where it holds up nobody else's export.
@@ -112,7 +112,7 @@ struct State {
     owners: locks::Owners,
     /// Open files through which flock locks were taken.
     flocks: BTreeSet<u64>,
-    /// Its client may reclaim locks of an earlier server epoch.
+    /// The client may reclaim locks of an earlier server epoch.
     reclaim_pending: bool,
     /// Wakers of calls that wait for calls of connections that are gone.
     waiting: Vec<Waker>,
@@ -186,8 +186,8 @@ impl ServerSession {
     }
 
     /// Whether its client may keep a change that was not reported to it as durable. A client that
-    /// rests is not woken for what others have synced. One that has not heard of a sync that failed
-    /// asks for one itself.
+    /// rests is not woken for what others have synced. A client that has not heard of a sync that
+    /// failed asks for one itself.
     pub(crate) fn waits_for_stable(&self) -> bool {
         let heard = self.reported_failures().0 == self.export.group_sync.failures();
         self.stamps() && heard && self.changed_at() > self.durable_reported.load(Ordering::Relaxed)
@@ -232,18 +232,18 @@ impl ServerSession {
         ClientAddress(self.address.load(Ordering::Relaxed))
     }
 
-    /// It, as one who wants more of what is counted; `reclaims`: what it had before.
+    /// The session as a taker of counted things. With `reclaims`, the session had them before.
     pub(crate) fn taker(&self, reclaims: bool) -> Taker {
         Taker { holder: self.id, address: self.address(), claims: reclaims }
     }
 
-    /// A place for one more open file, to be had before it is opened: that can change it, or make
-    /// it. Errors: `ENFILE`.
+    /// A place for one more open file, to be had before the file is opened: opening can change the
+    /// file, or make it. Errors: `ENFILE`.
     pub(crate) fn place_for_file(&self, reclaims: bool) -> dray_core::Result<Reservation> {
         self.export.files.take(self.taker(reclaims)).map_err(no_room_for_a_file)
     }
 
-    /// What its client said last that it knows.
+    /// The features that the client last said that it knows.
     pub(crate) fn set_features(&self, features: u64) {
         self.features.store(features, Ordering::Relaxed);
     }
@@ -271,8 +271,9 @@ impl ServerSession {
         self.files().contains_key(&handle)
     }
 
-    /// When it opened this file, of those times that it has it open the first; none: it has not, or
-    /// it has so many files open that a search among them would delay other calls.
+    /// The time when the session opened this file, the first if it has it open several times. None
+    /// if it has not, or if it has so many files open that a search among them would delay other
+    /// calls.
     pub(crate) fn first_open(&self, file: FileId) -> Option<u64> {
         let files = self.files();
         if files.len() > LOOKED_AMONG_MAX {
@@ -287,9 +288,9 @@ impl ServerSession {
         self.files().len()
     }
 
-    /// Keeps an open file; gives it back if the session is over.
-    /// Under a number in use the file that is kept already stays if it is the same, since
-    /// locks may have been taken through it; another one goes.
+    /// Keeps an open file; gives it back if the session is over. A file that is kept already under
+    /// a number in use stays if it is the same, since locks may have been taken through it. Another
+    /// file goes.
     pub(crate) fn keep_file(
         &self,
         handle: u64,
@@ -329,8 +330,8 @@ impl ServerSession {
         }
     }
 
-    /// Takes a connection; the oldest goes where there are too many. One that comes behind the end
-    /// of the session is closed.
+    /// Takes a connection; the oldest goes where there are too many. A connection that comes behind
+    /// the end of the session is closed.
     pub(crate) fn connected(&self, number: u64, connection: Arc<dyn Connection>) {
         let mut state = self.state();
         if self.ended.load(Ordering::SeqCst) {
@@ -350,8 +351,8 @@ impl ServerSession {
         }
     }
 
-    /// The executor that serves this session, or, if it has had no connection in this server epoch,
-    /// its export; none before the first connection of that.
+    /// The executor that serves this session. If the session has had no connection in this server
+    /// epoch, it is that of its export, none before the export's first connection.
     pub(crate) fn home(&self) -> Option<ExecutorHandle> {
         let own = self.state().home.clone();
         own.or_else(|| self.export.home())
@@ -390,7 +391,7 @@ impl ServerSession {
         state.connections.iter().map(|(number, one)| (*number, one.clone())).collect()
     }
 
-    /// As after the start of the server, before its client has come back.
+    /// The session begins as after the start of the server: its client has not come back yet.
     pub(crate) fn begins_alone(&self) {
         self.state().alone_since = Some(dray_rt::now());
     }
@@ -407,8 +408,8 @@ impl ServerSession {
         self.state().waits.remove(&origin);
     }
 
-    /// For whom its locks are held. Not its client: that could have begun anew, and a lock that
-    /// it has by now must not end with what is still given back of this session.
+    /// The holder of the session's locks. Not its client: the client could have begun anew. A lock
+    /// that it has by now must not end with what is still given back of this session.
     pub(crate) fn holder(&self) -> HolderId {
         HolderId(self.id)
     }
@@ -417,7 +418,7 @@ impl ServerSession {
         self.ended.load(Ordering::SeqCst)
     }
 
-    /// Nothing comes from its client any more: waits are cancelled, connections closed.
+    /// The client sends nothing any more: waits are cancelled, connections closed.
     pub(crate) fn cut_off(&self) {
         self.suspend();
         self.slots.end();
@@ -436,7 +437,7 @@ impl ServerSession {
         connections.values().for_each(|connection| connection.close());
     }
 
-    /// As the journal of an earlier epoch has it, for the next opening of its export.
+    /// The session as the journal of an earlier epoch has it, for the next opening of its export.
     pub(crate) fn for_the_next_opening(&self) -> (SessionRecord, Arc<dyn SlotLog>) {
         let record = SessionRecord {
             id: self.id,
@@ -476,8 +477,8 @@ mod tests {
 
     use crate::server::journal::{Journal, MemoryJournal};
 
-    /// What one thread had read of a connection that broke, and had not come to, it did when the
-    /// client had gone on elsewhere: an unlock took the next lock.
+    /// A thread had read calls of a connection that broke, and had not come to them. It made them
+    /// when the client had gone on elsewhere: an unlock took the next lock.
     // proves: P62
     #[test]
     fn what_came_by_a_connection_that_was_replaced_is_not_begun() {

@@ -123,8 +123,8 @@ impl Inner {
         refused(Errno::EAGAIN, format!("the server has {most} clients, as many as it may have"))
     }
 
-    /// Does what waits for media on a thread for that: those that serve have others to serve.
-    /// Errors: there is no thread.
+    /// Makes a call that waits for media on a thread for that: the serving threads have others to
+    /// serve. Errors: there is no thread.
     async fn on_media<T: Send + 'static>(
         &self,
         work: impl FnOnce(&dyn Journal) -> T + Send + 'static,
@@ -149,7 +149,7 @@ impl Inner {
             let _ = done.send(()); // nobody has to wait for it
             inner.sync_last(&session).await;
             let id = session.id;
-            // With the last that uses it the file's blocks are given back, which takes its time, too.
+            // With the last user the file's blocks are given back, which takes its time, too.
             let forget = move |journal: &dyn Journal| {
                 journal.remove(id);
                 drop(session);
@@ -162,9 +162,9 @@ impl Inner {
         ended
     }
 
-    /// Has what a client changed last brought to media, once it is gone: it keeps nothing any more.
-    /// Until then its session stays in the journal: should the machine lose power meanwhile, it
-    /// counts as one that has not returned, and the status reports that.
+    /// Brings the last changes of a client to media, once the client is gone: it keeps nothing any
+    /// more. Until then its session stays in the journal. If the machine loses power meanwhile, the
+    /// session counts as one that has not returned, and the status reports that.
     async fn sync_last(&self, session: &ServerSession) {
         let export = &session.export;
         let skipped = self.options.broken().is(Sabotage::LastSync);
@@ -172,7 +172,7 @@ impl Inner {
             return;
         }
         let cx = as_server::of_nobody();
-        // What clients have not sent again yet is not on media, whatever its stamp.
+        // Changes that clients have not sent again yet are not on media, whatever their stamp.
         let _ = export.recovery.wait(&cx).await; // nobody cancels it
         let synced = export.group_sync.sync_all(&cx, &*export.fs, &export.ranges);
         match synced.await {
@@ -213,7 +213,7 @@ impl Inner {
         }
     }
 
-    /// Those whose clients have been away for longer than a lease.
+    /// The sessions whose clients have been away for longer than a lease.
     pub(super) fn expired(&self) -> Vec<Arc<ServerSession>> {
         let sessions = lock(&self.sessions);
         let late = |session: &&Arc<ServerSession>| {
@@ -223,8 +223,8 @@ impl Inner {
     }
 }
 
-/// What a client calls itself, so that it can be shown: of bounded length, and without
-/// anything that a log or a terminal takes for more than text.
+/// The name that a client gives itself, so that it can be shown. It has bounded length, and nothing
+/// that a log or a terminal takes for more than text.
 fn printable(host: &str) -> String {
     let mut shown = String::new();
     for letter in host.chars() {
@@ -252,7 +252,7 @@ fn too_many_of_one(peer: Peer, (count, most): (usize, usize)) -> Refused {
     refused(Errno::EAGAIN, format!("{why}: unmount some, or raise `{key}` at the server"))
 }
 
-/// What counts as one machine.
+/// The name of a peer's machine. Peers with the same name count as one machine.
 fn machine_of(peer: Peer) -> String {
     match peer {
         Peer::Ip(address) => address.ip().to_canonical().to_string(),
@@ -321,8 +321,8 @@ mod tests {
         });
     }
 
-    /// A client that came back, and neither asked again for a change that was cut short nor said
-    /// that it had given up on it, kept everybody else from that file as long as it stayed.
+    /// A client came back, and neither asked again for a change that was cut short nor said that it
+    /// had given up on it. It kept everybody else from that file as long as it stayed.
     // proves: P85
     #[test]
     fn an_abandoned_change_blocks_others_for_one_lease_at_most() {
@@ -366,8 +366,8 @@ mod tests {
         });
     }
 
-    /// What was kept for a client that does not come back is closed where a file system that
-    /// hangs holds up its own export alone, not by the thread that accepts for all of them.
+    /// Files kept for a client that does not come back are not closed by the thread that accepts
+    /// for all exports. So a file system that hangs holds up its own export alone.
     // proves: P109
     #[test]
     fn a_session_that_never_came_back_ends_on_a_thread_of_its_export() {
@@ -420,7 +420,7 @@ mod tests {
     }
 
     /// The disk gives the blocks of a removed file back when nobody uses it any more, a millisecond
-    /// for each: where two thousand leases ended at once, all others waited four seconds.
+    /// for each. Where two thousand leases ended at once, all others waited four seconds.
     // proves: P132
     #[test]
     fn the_file_of_a_session_that_ended_is_given_back_by_a_thread_for_that() {

@@ -1,8 +1,8 @@
 //! Clients that stopped in the middle: they do not read their answers, or sent half a frame.
 //!
-//! What such a client holds of the server's memory would be gone as long as it likes. So every now
-//! and then it is looked how far each connection has got; one that stands still from one look to
-//! the next is ended. A live client makes a new one.
+//! The memory of the server that such a client holds would be gone as long as it likes. So the
+//! server looks every now and then how far each connection has got. A connection that stands still
+//! from one look to the next is ended. A live client makes a new one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use dray_fabric::{Connection, Progress, Unfinished};
 
 /// Time between two looks: a connection is ended after one to two of it.
 pub(crate) const LOOK_TIME: Duration = Duration::from_secs(15);
-/// A frame that moved by less than this from one look to the next stands still, bytes. (A
-/// trickle would keep memory as well as silence does.)
+/// A frame that moved by less than this from one look to the next stands still, bytes. A trickle
+/// would keep memory as well as silence does.
 const MOVED_MIN_BYTES: u64 = 64 << 10;
 
 /// How far the connections had got at the last look, by number; only those with anything
@@ -26,9 +26,9 @@ pub(crate) struct Stalls {
 /// Which way a connection stands still.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stalled {
-    /// It does not read.
+    /// The client does not read.
     Reading,
-    /// It began a frame and does not go on.
+    /// The client began a frame and does not go on.
     Writing,
 }
 

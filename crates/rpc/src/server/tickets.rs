@@ -1,8 +1,8 @@
 //! Tickets: what the server says and can believe again when it has forgotten it.
 //!
-//! After a restart clients say what they had open, and after a loss of power what is on
-//! media. A hostile one may say anything. So the server seals what is true when it is true,
-//! with a key of its own that outlives it, and later believes what has its seal. It keeps
+//! After a restart clients say what they had open, and after a loss of power what is on media. A
+//! hostile one may say anything. So the server seals a statement when it is true, with a key of its
+//! own that outlives the server. Later the server believes a statement that has its seal. It keeps
 //! no list of what it sealed (docs/adr/0017-tickets.md).
 
 use hmac::{Hmac, Mac};
@@ -13,11 +13,11 @@ use dray_core::{FileId, FsUuid, NodeId, OpenHow};
 use crate::server::recovery::keys::TicketKeys;
 use crate::wire::Ticket;
 
-/// Bytes of HMAC-SHA-256 that a ticket holds: 120 bits, and each wrong guess is a round trip
-/// (NIST SP 800-107, 5.3.3 asks for 32 bits or more).
+/// Bytes of HMAC-SHA-256 that a ticket holds: 120 bits, and each wrong guess is a round trip. NIST
+/// SP 800-107, 5.3.3 asks for 32 bits or more.
 const SEAL_BYTES: usize = Ticket::BYTES - 1;
 
-/// What the first byte of a ticket says that is none of an open file.
+/// The first byte of a ticket that is of no open file.
 const ON_MEDIA: u8 = 0x80;
 /// Stands for all files; it is the id of none.
 const EVERY_FILE: FileId = FileId { ino: 0, generation: 0 };
@@ -25,7 +25,7 @@ const EVERY_FILE: FileId = FileId { ino: 0, generation: 0 };
 /// Makes and checks the tickets of one export. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Tickets {
-    /// With key and export in it, for all tickets to begin with.
+    /// An HMAC that has key and export in it, for all tickets to begin with.
     begun: Hmac<Sha256>,
     /// The same with the key before, whose tickets are believed.
     before: Option<Hmac<Sha256>>,
@@ -101,7 +101,7 @@ fn begin(key: &[u8; 32], export: FsUuid) -> Hmac<Sha256> {
     begun
 }
 
-/// What an opening is for, as bits of [`Ticket::READ`] and [`Ticket::WRITE`].
+/// The access that an opening asks for, as bits of [`Ticket::READ`] and [`Ticket::WRITE`].
 pub(crate) fn access_of(how: OpenHow) -> u8 {
     match how.flags & libc::O_ACCMODE {
         libc::O_RDONLY => Ticket::READ,

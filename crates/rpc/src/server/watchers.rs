@@ -28,7 +28,7 @@ const UNREAD_TIME: Duration = Duration::from_millis(100);
 pub(crate) struct Watchers {
     /// Whether there are any.
     any: AtomicBool,
-    /// By file: sessions, and how often each has it open.
+    /// The sessions that have each file open, and how often.
     files: Mutex<HashMap<FileId, Vec<(u64, u32)>>>,
 }
 
@@ -48,7 +48,7 @@ impl Watchers {
         self.any.store(true, Ordering::Release);
     }
 
-    /// It has closed one that it had opened.
+    /// The session has closed a file that it had opened.
     pub(crate) fn closed(&self, file: FileId, session: u64) {
         let mut files = self.files();
         let Some(sessions) = files.get_mut(&file) else { return };

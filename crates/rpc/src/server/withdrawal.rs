@@ -1,10 +1,10 @@
-//! An export that is taken away from its clients while the server goes on, because what serves it is
-//! no longer there: its file system was unmounted, or another one has taken its place, or its program
-//! died.
+//! An export that is taken away from its clients while the server goes on, because its file system
+//! or program is no longer there. The file system was unmounted, or another one has taken its
+//! place, or the program died.
 //!
-//! To its clients that is as if the server had died and not returned yet, which they can handle:
-//! their connections end without an answer to what is under way, they come again until the export
-//! is open once more, and find their sessions there, as the journal has them.
+//! To its clients that is as if the server had died and not returned yet, which they can handle.
+//! Their connections end without an answer to what is under way. The clients come again until the
+//! export is open once more, and find their sessions there, as the journal has them.
 
 use std::sync::{Arc, Weak};
 
@@ -13,14 +13,14 @@ use crate::server::options::StateLoss;
 use crate::server::service::{Inner, Server, lock};
 use crate::server::session::ServerSession;
 
-/// What serves an export has gone while the export was being opened.
+/// The file system of an export has gone while the export was being opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExportLost;
 
 /// An export that was withdrawn, with whatever is still under way there.
 pub struct WithdrawnExport {
     export: Weak<Export>,
-    /// What is to be said of losses when it is opened again.
+    /// The loss that is to be reported when the export is opened again.
     pub loss: StateLoss,
 }
 
@@ -42,7 +42,7 @@ impl Server {
         export.lose();
         self.inner.epoch.stamps_given(export.ranges.stamps.newest());
         self.inner.suspend_sessions(&export);
-        // What was lost with the machine has not all been made again.
+        // The changes that were lost with the machine have not all been made again.
         let loss = if export.recovery.running() { loss } else { StateLoss::Nothing };
         // Calls that wait there would keep the export in use.
         export.recovery.abandon();

@@ -33,7 +33,7 @@ macro_rules! calls {
                 if input.0.is_empty() { Ok(call) } else { Err(Malformed("bytes left over")) }
             }
 
-            /// Which operation it is.
+            /// The operation of the call.
             pub fn op(&self) -> Op {
                 match self { $(Call::$name { .. } => Op::$name),* }
             }
@@ -90,20 +90,22 @@ calls! {
     /// one.
     Put { dir: FileId, name: Bytes<'a>, mode: u32 },
     SyncAll {},
-    /// What a client knows to be on media, after the server's machine has lost power. `instance`:
-    /// the server epoch that it is meant for; `newest`: the last stamp it has seen;
-    /// `durable_stamp`: everything up to this one is on media; `durable_stamps`: pairs of file and
-    /// stamp, of files for which more is. `step`: 0 more of them follow; 1 these are the last, and
-    /// the answer comes when changes can be sent; 2 all changes have been sent.
+    /// The statement of what a client knows to be on media, after the server's machine has lost
+    /// power. The server epoch that it is meant for is `instance`. The last stamp that the client
+    /// has seen is `newest`. Everything up to `durable_stamp` is on media. Pairs of file and stamp,
+    /// of files for which more is on media, are `durable_stamps`. The `step` is 0 if more of them
+    /// follow. It is 1 if these are the last, and the answer comes when changes can be sent. It is
+    /// 2 when all changes have been sent.
     Recover { instance: u64, newest: u64, durable_stamp: u64, durable_stamps: Bytes<'a>, step: u8 },
     /// A change that the client kept and the loss of power may have undone.
     Redo { handle: u64, stamp: u64, change: Change },
     /// Opens a file again after the server lost its state. `ticket`: out of the answer to its
     /// first opening. Rights were checked then, and are not again.
     Reopen { id: FileId, how: OpenHow, handle: u64, ticket: Ticket },
-    /// As `Recover` of a client that has tickets for what it knows to be on media. `durable_stamp`:
-    /// everything up to this stamp; `durable_stamps`: [`FileDurableStamp`](crate::wire::FileDurableStamp)s of files for
-    /// which more is; `last`: the answer comes when changes can be sent.
+    /// As `Recover` of a client that has tickets for what it knows to be on media. Everything up to
+    /// `durable_stamp` is on media. Files for which more is have
+    /// [`FileDurableStamp`](crate::wire::FileDurableStamp)s in `durable_stamps`. With `last`, the
+    /// answer comes when changes can be sent.
     Declare { instance: u64, durable_stamp: u64, ticket: Ticket, durable_stamps: Bytes<'a>, last: bool },
     /// Looks a name up, and opens the file if that is a regular one, the caller may, and
     /// nothing stands in the way ([`FEATURE_LOOKUP_OPEN`](crate::wire::FEATURE_LOOKUP_OPEN)).

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-/// What was received is not a message.
+/// The bytes received are not a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed(pub &'static str);
 

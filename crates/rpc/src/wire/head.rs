@@ -4,7 +4,7 @@ use dray_core::{Op, Pid, RequestId};
 
 use crate::wire::codec::{Input, Malformed, Wire, wire_numbers, wire_struct};
 
-/// What kind of message it is.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -40,8 +40,8 @@ pub fn peek_tag(head: &[u8]) -> Result<u32, Malformed> {
     input.get()
 }
 
-/// The tag of a call whose operation this version does not know: it is answered
-/// `EOPNOTSUPP`, so that a client of a later version goes on without.
+/// The tag of a call whose operation this version does not know. The call is answered `EOPNOTSUPP`,
+/// so that a client of a later version goes on without the operation.
 pub fn peek_unknown_op(head: &[u8]) -> Option<u32> {
     let known = match head {
         [kind, op, ..] if *kind == Kind::Call as u8 => (*op as usize) < Op::ALL.len(),
@@ -50,7 +50,8 @@ pub fn peek_unknown_op(head: &[u8]) -> Option<u32> {
     if known { None } else { peek_tag(head).ok() }
 }
 
-/// `slot` of a call that may be applied more than once without harm. A server refuses changes with it.
+/// `slot` of a call that may be applied more than once without harm. A server refuses changes with
+/// it.
 pub const NO_SLOT: u32 = u32::MAX;
 
 wire_struct! {
@@ -88,8 +89,8 @@ impl CallHead {
     pub const ONE_WAY_MAX: usize = 64;
     /// Part of a recovery: it does not wait for the end of it.
     pub const RECOVERY: u16 = 2;
-    /// One half of a read, the other comes on another connection. The answer is stamped with
-    /// the version of the file that was read; not if it changed meanwhile.
+    /// The read is one half of a split read; the other half comes on another connection. The answer
+    /// is stamped with the version of the file that was read; not if it changed meanwhile.
     pub const HALF: u16 = 4;
     /// With [`CallHead::HALF`]: the second half, which is not counted as another read.
     pub const REST: u16 = 8;
@@ -128,7 +129,7 @@ impl<'a> Wire<'a> for Op {
 wire_struct! {
     /// A message without an answer.
     NotifyHead {
-        /// One of the constants below.
+        /// The kind of the notice: one of the constants below.
         what: u8,
         /// Room for flags; zero.
         flags: u16,

@@ -1,9 +1,9 @@
 //! The handshake: hello, challenge, proof, welcome (or refused).
 //!
-//! Both ends prove that they know the key when there is one, each over everything said so
-//! far, both nonces included, so that neither a recorded handshake nor a false server gets
-//! anywhere. The server proves it first: what a client says before, in its hello, is no
-//! secret. Further methods of authentication take further numbers in [`Auth`].
+//! Both ends prove that they know the key when there is one. Each proof is over everything said so
+//! far, both nonces included. So neither a recorded handshake nor a false server gets anywhere. The
+//! server proves it first: what a client says before, in its hello, is no secret. Further methods
+//! of authentication take further numbers in [`Auth`].
 //!
 //! A later version appends fields to these messages: bytes behind those known are skipped.
 //! The first four bytes of a hello, the versions, stay what they are for ever.
@@ -54,7 +54,7 @@ wire_struct! {
         auth: Auth,
         /// Fresh random bytes.
         nonce: [u8; 32],
-        /// Which export it wants.
+        /// The export that the client wants.
         export: String,
         /// The client's node, chosen at random by its mount.
         node: NodeId,
@@ -74,7 +74,7 @@ wire_struct! {
         features: u64,
         /// Fresh random bytes.
         nonce: [u8; 32],
-        /// Its proof; zeros without authentication.
+        /// The client's proof; zeros without authentication.
         proof: [u8; 32],
     }
 }
@@ -83,15 +83,15 @@ wire_struct! {
     /// The client's proof, and what it wants to go on with. A server that has not proven
     /// itself does not get to see this.
     Proof {
-        /// Of the key, see [`crate::auth`]; zeros without authentication.
+        /// The proof of the key, see [`crate::auth`]; zeros without authentication.
         proof: [u8; 32],
         /// Session to go on with, 0 for a new one.
         session: u64,
-        /// Of the secret that came with the session, which itself is not sent again; zeros
-        /// for a new one.
+        /// The proof of the secret that came with the session. The secret itself is not sent again.
+        /// Zeros for a new session.
         session_proof: [u8; 32],
-        /// Connection of this client that this one takes the place of, 0 for none. What
-        /// it has not read of that one by now will never be read.
+        /// Connection of this client that this one takes the place of, 0 for none. The bytes of
+        /// that connection that the server has not read by now will never be read.
         replaces: u64;
         /// Fingerprint of the definition of the projection by which it places files; 0: it knows
         /// of none.
@@ -100,7 +100,7 @@ wire_struct! {
 }
 
 impl Proof {
-    /// What the proofs of this message cover beside what was said before it.
+    /// The part of this message that the proofs cover beside the earlier messages.
     pub fn wish(&self) -> Vec<u8> {
         let mut wish = Vec::new();
         (self.session, self.replaces).put(&mut wish);
@@ -138,11 +138,11 @@ wire_struct! {
 wire_struct! {
     /// The server will not serve. The connection ends.
     Refused {
-        /// `EPROTONOSUPPORT`, `EKEYREJECTED`, `ENOENT` (no such export), `EACCES`, `EAGAIN`
-        /// (too many clients), `ESHUTDOWN` (evicted: mount anew), `EREMCHG` (it places by
-        /// another definition than the server) and the like.
+        /// The errors are `EPROTONOSUPPORT`, `EKEYREJECTED`, `ENOENT` (no such export), `EACCES`,
+        /// `EAGAIN` (too many clients), `ESHUTDOWN` (evicted: mount anew) and the like. With
+        /// `EREMCHG` the client places by another definition than the server.
         errno: u16,
-        /// What to do about it, for people.
+        /// Advice for people.
         message: String;
         /// With `EREMCHG`, the definition of the projection to place by, in its canonical form;
         /// empty: the export is no projection.
@@ -206,7 +206,7 @@ impl Proof {
 pub enum HandshakeError {
     /// The other end does not speak our protocol.
     Malformed(Malformed),
-    /// It said why.
+    /// The other end refused, and said why.
     Refused(Refused),
 }
 

@@ -1,7 +1,7 @@
-//! What travels: messages as plain typed structs, little-endian, every length checked.
+//! The messages that travel, as plain typed structs, little-endian, every length checked.
 //!
-//! Core types are not wire types: this module alone knows how they are laid out, and a
-//! change here is a change of the protocol version.
+//! Core types are not wire types. This module alone knows how they are laid out, and a change here
+//! is a change of the protocol version.
 
 use std::time::Duration;
 
@@ -49,8 +49,8 @@ pub const FEATURE_STAMPS: u64 = 1;
 pub const FEATURE_TICKETS: u64 = 2;
 /// Feature: a close may be sent that nobody waits for ([`CallHead::ONE_WAY`]).
 pub const FEATURE_ONE_WAY: u64 = 4;
-/// Feature: `lookup_open` is understood, and what would change the outcome of opening a file
-/// waits at the server while one opened in that way may not have been used yet (ADR 0018).
+/// Feature: `lookup_open` is understood. A file opened in that way may not have been used yet. A
+/// call that would change the outcome of opening the file waits at the server meanwhile (ADR 0018).
 pub const FEATURE_LOOKUP_OPEN: u64 = 8;
 /// How long after it was sent a `lookup_open` a client may use the file that it opened, by the
 /// client's clock.
@@ -60,7 +60,7 @@ pub const FEATURE_SPLIT_READS: u64 = 16;
 /// Feature: [`NotifyHead::JOB_QUERY`] is answered.
 pub const FEATURE_JOBS: u64 = 32;
 /// Feature: the client caches what it has open, and wants to hear of changes by others
-/// ([`NotifyHead::CHANGED`]). One that does not cache is not woken for them.
+/// ([`NotifyHead::CHANGED`]). A client that does not cache is not woken for them.
 pub const FEATURE_CHANGES: u64 = 64;
 /// Feature: `get_xflags` and `set_xflags` are understood.
 pub const FEATURE_XFLAGS: u64 = 128;
@@ -85,8 +85,8 @@ pub const RECOVERING: u64 = 1 << 63;
 /// Among a server's features: every caller is the same user there, so that a client's kernel must
 /// not judge by the ids of its callers.
 pub const ONE_USER: u64 = 1 << 62;
-/// Among a server's features: some callers are other users there than they say. A server that forwards
-/// looks at files as root for its clients, and needs an export without that.
+/// Among a server's features: some callers are other users there than they say. A server that
+/// forwards looks at files as root for its clients, and needs an export without that.
 pub const SQUASHES: u64 = 1 << 61;
 /// Among a server's features: it carries out writes after it has answered them, so that closes have to be
 /// passed on, which report errors.

@@ -1,8 +1,8 @@
 //! The table of operations: what both ends need to know of a call before they carry it out.
 //!
-//! Each operation has a row, and no arm is a wildcard: the compiler asks for the row of a new operation.
-//! [`OpRow`] says what holds whatever the arguments are, [`CallRow`] what the arguments decide. The rest
-//! of the crate asks the table, and does not match on operations.
+//! Each operation has a row, and no arm is a wildcard: the compiler asks for the row of a new
+//! operation. The facts that hold whatever the arguments are form [`OpRow`]. The arguments decide
+//! [`CallRow`]. The rest of the crate asks the table, and does not match on operations.
 
 use dray_core::{Allocate, FileId, Op, OpenHow, SetAttr, Write};
 
@@ -48,7 +48,7 @@ impl OpRow {
             // What it adds to the table of paths is no change of a file.
             | Op::Learn
             | Op::Reopen
-            // What it makes nobody else finds, and goes with the server.
+            // A file without a name is found by nobody else, and goes with the server.
             | Op::Tmpfile => row,
             Op::Read => OpRow { may_be_split: true, ..row },
             Op::Redo => OpRow { takes_data: true, ..row },
@@ -248,8 +248,8 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Bytes that one call copies at most; its client asks again for the rest. A call that reads the bytes
-/// behind them does not wait for it.
+/// Bytes that one call copies at most; its client asks again for the rest. A call that reads the
+/// bytes behind them does not wait for it.
 const COPY_MAX_BYTES: u64 = 64 << 20;
 
 /// How many of the bytes that a copy is asked for are copied by one call.

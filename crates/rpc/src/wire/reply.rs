@@ -12,7 +12,7 @@ wire_numbers!(Fate { Fate::Final = 0, Fate::Retry = 1, Fate::Unknown = 2 });
 /// All of a reply but its results, which are there only if [`ReplyHead::errno`] is 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplyHead {
-    /// Of the call that is answered.
+    /// The tag of the call that is answered.
     pub tag: u32,
     /// 0, or what went wrong.
     pub errno: u16,
@@ -24,24 +24,24 @@ pub struct ReplyHead {
     /// Every one-way call that came on this connection before the call that is answered has
     /// been carried out.
     pub settled: bool,
-    /// Whether the times of the file that was opened are past: see [`AtOpen::times_past`]. None where
-    /// that is not known.
+    /// Whether the times of the file that was opened are past: see [`AtOpen::times_past`]. None
+    /// where that is not known.
     ///
     /// [`AtOpen::times_past`]: dray_core::AtOpen::times_past
     pub times_past: Option<bool>,
-    /// Of a failure: how long the name that was looked for may be believed to be absent. None: the
+    /// How long the name that a failed lookup looked for may be believed to be absent. None: the
     /// server does not say.
     pub absence: Option<Ttl>,
     /// Of a failure: see [`Error::unmet`].
     pub unmet: bool,
     /// When the change was made, or up to when changes are on media.
     pub stamp: Option<Stamp>,
-    /// What the client can show to a later server process.
+    /// The ticket that the client can show to a later server process.
     pub ticket: Option<Ticket>,
 }
 
-// Bits of the flags. Stamp, ticket and absence stand between the flags' head and the results, in this
-// order.
+// Bits of the flags. Stamp, ticket and absence stand between the flags' head and the results, in
+// this order.
 const UNKNOWN_HANDLE: u16 = 1;
 const SETTLED: u16 = 2;
 const STAMPED: u16 = 4;
@@ -55,7 +55,7 @@ impl ReplyHead {
     /// The most that [`ReplyHead::put_message`] appends.
     pub const BYTES_MAX: usize = 10 + Stamp::BYTES + Ticket::BYTES + size_of::<u32>();
 
-    /// Of a success.
+    /// The head of a successful reply.
     pub fn success(tag: u32) -> ReplyHead {
         ReplyHead {
             tag,
@@ -71,7 +71,7 @@ impl ReplyHead {
         }
     }
 
-    /// Of a failure.
+    /// The head of a failed reply.
     pub fn failure(tag: u32, error: &Error) -> ReplyHead {
         let errno = error.errno().raw() as u16;
         let (fate, absence, unmet) = (error.fate(), error.absence(), error.is_unmet());

@@ -1,4 +1,4 @@
-//! What a reply holds behind its head, by its kind.
+//! The content of a reply behind its head, by its kind.
 
 use dray_core::{AtOpen, Attr, Entry, FileId, Lock, Statfs, Xflags};
 
@@ -10,7 +10,7 @@ macro_rules! results {
         #[derive(Clone, Debug, PartialEq)]
         pub enum Results {
             $($(#[$doc])* $name($type),)*
-            /// As they were encoded before: of a reply that is sent once more.
+            /// The results as they were encoded before, of a reply that is sent once more.
             Encoded(Vec<u8>),
         }
 
@@ -33,7 +33,7 @@ macro_rules! results {
 }
 
 results! {
-    /// It was done.
+    /// The operation was done.
     Done(()),
     /// A file and its attributes.
     Entry(Entry),
@@ -43,7 +43,7 @@ results! {
     Attr(Attr),
     /// A file.
     File(FileId),
-    /// Of an opening: attributes, if the client wants them.
+    /// The attributes that came with an opening, if the client wants them.
     Opened(Option<AtOpen>),
     /// Space.
     Statfs(Statfs),

@@ -1,15 +1,17 @@
-//! What the table of operations ([`operations`](super::operations)) says of an operation and of a call.
+//! The rows of the table of operations ([`operations`](super::operations)), for an operation and
+//! for a call.
 
 use dray_core::{CreateHow, FileId, Lock, Op, OpenHow, RenameHow};
 
-/// What holds for every call of an operation. It is known before the arguments are decoded.
+/// The facts that hold for every call of an operation. They are known before the arguments are
+/// decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpRow {
     /// Data may come with it.
     pub takes_data: bool,
-    /// It may be sent with [`CallHead::ONE_WAY`](crate::wire::CallHead::ONE_WAY).
+    /// The call may be sent with [`CallHead::ONE_WAY`](crate::wire::CallHead::ONE_WAY).
     pub may_be_one_way: bool,
-    /// It may be one part of a split read ([`CallHead::HALF`](crate::wire::CallHead::HALF)).
+    /// The call may be one part of a split read ([`CallHead::HALF`](crate::wire::CallHead::HALF)).
     pub may_be_split: bool,
     /// The caller's groups decide nothing, so that a caller with too many of them may make it.
     pub ignores_groups: bool,
@@ -17,11 +19,11 @@ pub struct OpRow {
     pub can_be_cancelled: bool,
     /// How the next server finds out whether it was made, if the server dies before the reply.
     pub trace: Trace,
-    /// Its intent is noted as that of this operation, which earlier versions know, too.
+    /// The intent is noted as that of this operation, which earlier versions know, too.
     pub noted_as: Op,
 }
 
-/// By what a change shows that it was made.
+/// The evidence by which a change shows that it was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trace {
     /// No intent is noted.
@@ -50,27 +52,28 @@ pub enum Trace {
     XattrRemoved,
 }
 
-/// What holds for one call.
+/// The facts that hold for one call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallRow<'a> {
     /// Whether it comes in a replay slot.
     pub slot: SlotUse,
     /// The files that it names. The server must know the open ones.
     pub operands: [Option<Operand<'a>>; 2],
-    /// What it changes of its session.
+    /// The change that the call makes to its session.
     pub session: SessionChange,
-    /// What it changes of the file system.
+    /// The change that the call makes to the file system.
     pub changes: Changes,
-    /// What is noted before it is made.
+    /// The intent that is noted before the change is made.
     pub intent: Intent<'a>,
-    /// It belongs to a recovery: it does not wait for the end of one.
+    /// The call belongs to a recovery: it does not wait for the end of one.
     pub is_recovery: bool,
-    /// The file of which it may change who may open it, and for what: its mode, owner, list of rights,
-    /// labels, or flags such as `FS_IMMUTABLE_FL`.
+    /// The file whose openings the call may change: who may open it, and for what. The call changes
+    /// its mode, owner, list of rights, labels, or flags such as `FS_IMMUTABLE_FL`.
     pub takes_rights: Option<FileRef>,
-    /// It sets something, so that to make it again comes to the same, even in a later session.
+    /// The call sets something, so that to make it again comes to the same, even in a later
+    /// session.
     pub sets: bool,
-    /// Its data may go to the file from pages of the kernel.
+    /// The call's data may go to the file from pages of the kernel.
     pub takes_pages: bool,
 }
 
@@ -80,25 +83,26 @@ pub struct CallRow<'a> {
 /// change in no slot would pass both by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlotUse {
-    /// Always: it changes files or names.
+    /// The call always has a slot: it changes files or names.
     Needed,
-    /// If its client wants so: it opens a file.
+    /// The call may have a slot, if its client wants so: it opens a file.
     Allowed,
-    /// Never: it changes nothing, or what has an order of its own. Such are the locks and open files of
-    /// its session, and after a loss of power what has a stamp.
+    /// The call never has a slot: it changes nothing, or it changes something with an order of its
+    /// own. Such are the locks and open files of its session, and after a loss of power what has a
+    /// stamp.
     Refused,
 }
 
 /// A file that a call names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operand<'a> {
-    /// By its id.
+    /// The file is named by its id.
     Id(FileId),
-    /// By a name in a directory.
+    /// The file is named by a name in a directory.
     Name(FileId, &'a [u8]),
-    /// By the client's number of an open file.
+    /// The file is named by the client's number of an open file.
     Handle(u64),
-    /// By that and by its id, which must be of the same file.
+    /// The file is named by such a number and by its id, which must be of the same file.
     HandleOf(u64, FileId),
 }
 
@@ -115,24 +119,24 @@ impl Operand<'_> {
 /// A file that a call changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileRef {
-    /// By its id.
+    /// The file is named by its id.
     Id(FileId),
-    /// By the client's number of an open file.
+    /// The file is named by the client's number of an open file.
     Handle(u64),
 }
 
-/// What a call changes of its session: open files, and locks.
+/// The change that a call makes to its session: open files, and locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionChange {
     /// Nothing.
     None,
-    /// It opens a file.
+    /// The call opens a file.
     Opens(Opening),
-    /// It opens again what was open before the server lost its state.
+    /// The call opens again a file that was open before the server lost its state.
     Reopens(Opening),
-    /// It closes the file of this number.
+    /// The call closes the file of this number.
     Closes(u64),
-    /// It takes locks by this open file, or gives them back.
+    /// The call takes locks by this open file, or gives them back.
     Locks {
         /// The open file.
         handle: u64,
@@ -146,18 +150,18 @@ pub enum SessionChange {
 pub struct Opening {
     /// The client's number for it.
     pub handle: u64,
-    /// Its id. None: the reply names it.
+    /// The file's id. None: the reply names it.
     pub file: Option<FileId>,
-    /// What it is opened for.
+    /// The access that the file is opened for.
     pub how: OpenHow,
 }
 
-/// What a call changes of the file system.
+/// The change that a call makes to the file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Changes {
     /// Nothing.
     Nothing,
-    /// Names. What is new nobody has open.
+    /// Names. A new file is open nowhere.
     Names,
     /// Attributes of a file.
     Attributes(FileRef),
@@ -165,7 +169,7 @@ pub enum Changes {
     Data(FileRef, Extent),
     /// Data of a file that the reply names.
     DataOfReply,
-    /// What was changed before a loss of power, under the stamp of that time.
+    /// A change from before a loss of power, made again under the stamp of that time.
     Redone,
 }
 
@@ -197,9 +201,9 @@ impl Changes {
 /// Which bytes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// All of them, with size and attributes.
+    /// All bytes of the file, with size and attributes.
     All,
-    /// Those from this offset on.
+    /// The bytes from this offset on.
     From(u64),
     /// So many from an offset on.
     Bytes {
@@ -208,11 +212,11 @@ pub enum Extent {
         /// Number of bytes.
         len_bytes: u64,
     },
-    /// As many as data come with the call, from this offset on.
+    /// As many bytes as data come with the call, from this offset on.
     Payload(u64),
 }
 
-/// What the intent of a change holds. The server notes it before the change is made.
+/// The content of the intent of a change. The server notes it before the change is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // The fields are those of the call.
 pub enum Intent<'a> {

@@ -19,12 +19,12 @@ wire_struct! {
 impl Stamp {
     /// Encoded, bytes.
     pub const BYTES: usize = 16;
-    /// In `at`: it was no write.
+    /// A value of `at`: the change was no write.
     pub const NOWHERE: u64 = u64::MAX;
 }
 
-/// A change of one file that can be made again, in any order with others: its stamp says
-/// over which of them it prevails.
+/// A change of one file that can be made again, in any order with others. Its stamp says over which
+/// of the others it prevails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// The data that come with it belong here.
@@ -92,7 +92,7 @@ pub fn put_durable_stamp(durable_stamp: &FileDurableStamp, out: &mut Vec<u8>) {
     durable_stamp.put(out);
 }
 
-/// What [`put_durable_stamp`] appended.
+/// The stamps that [`put_durable_stamp`] appended.
 pub fn get_durable_stamps(bytes: &[u8]) -> Result<Vec<FileDurableStamp>, Malformed> {
     let mut input = Input(bytes);
     let mut durable_stamps = Vec::new();

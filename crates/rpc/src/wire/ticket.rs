@@ -2,9 +2,9 @@
 
 use crate::wire::codec::{Input, Malformed, Wire};
 
-/// A statement of a server that only it can have made: which file a client opened and for
-/// what, or up to which stamp something is on media. What exactly, its receiver knows by the
-/// answer that it came in; it keeps the ticket and shows it to a server that has forgotten.
+/// A statement that only a server can have made. It says which file a client opened and for what,
+/// or up to which stamp something is on media. The receiver knows which of them by the answer that
+/// the ticket came in. The receiver keeps the ticket and shows it to a server that has forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket(pub [u8; Ticket::BYTES]);
 
@@ -13,10 +13,11 @@ impl Ticket {
     pub const BYTES: usize = 16;
     /// The first byte of a ticket of an open file: it may be read.
     pub const READ: u8 = 1;
-    /// It may be written.
+    /// The file may be written.
     pub const WRITE: u8 = 2;
 
-    /// What an open file's ticket is good for: bits of [`Ticket::READ`] and [`Ticket::WRITE`].
+    /// The access that an open file's ticket proves: bits of [`Ticket::READ`] and
+    /// [`Ticket::WRITE`].
     pub fn access(self) -> u8 {
         self.0[0]
     }

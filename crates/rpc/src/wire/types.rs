@@ -24,7 +24,7 @@ macro_rules! newtypes {
 
 newtypes!(Uid, Gid, Pid, NodeId, RequestId, FsUuid, Access);
 
-/// Its node is that of the caller, which the identity of the call stands for.
+/// The owner's node is that of the caller, which the identity of the call stands for.
 impl<'a> Wire<'a> for LockOwner {
     fn put(&self, out: &mut Vec<u8>) {
         self.number.put(out);
@@ -82,10 +82,10 @@ wire_numbers!(FileType {
     FileType::Socket = 12,
 });
 
-/// In the mode on the wire: the attributes' [`Validity`] follows them. Modes have 16 bits.
+/// A bit in the mode on the wire: the attributes' [`Validity`] follows. Modes have 16 bits.
 const SAYS_VALIDITY: u32 = 1 << 31;
 
-/// What is said of validity follows if it is anything, which costs nothing where it is not.
+/// The validity follows if there is any, which costs nothing where there is none.
 impl<'a> Wire<'a> for Attr {
     fn put(&self, out: &mut Vec<u8>) {
         let says = self.validity != Validity::UNSAID;
@@ -143,7 +143,8 @@ impl<'a> Wire<'a> for Validity {
     }
 }
 
-/// Whether its times are past stands in the reply's head: [`ReplyHead::times_past`](super::ReplyHead).
+/// Whether its times are past stands in the reply's head:
+/// [`ReplyHead::times_past`](super::ReplyHead).
 impl<'a> Wire<'a> for AtOpen {
     fn put(&self, out: &mut Vec<u8>) {
         (self.attr, self.no_capability).put(out);

@@ -1,4 +1,4 @@
-//! A server that never knows who comes, says that it waits for what was lost, and answers nothing.
+//! A server that knows no session, says that it waits for the lost changes, and answers nothing.
 
 use std::io;
 use std::sync::Arc;

@@ -39,8 +39,8 @@ impl ServerEpochs {
         ServerEpochs { fs, journal: MemoryJournal::default(), dir, count: 0 }
     }
 
-    /// One server epoch, in which calls have these faults: its process is killed when `clients` are
-    /// done.
+    /// Runs a server epoch in which calls have these faults. The server's process is killed when
+    /// `clients` are done.
     pub fn run<T: Send + 'static>(
         &mut self,
         faults: Vec<Fault>,
@@ -98,7 +98,7 @@ pub const ROOT: u32 = 0;
 pub const ANN: u32 = 1;
 pub const BOB: u32 = 2;
 
-/// Who that is.
+/// The identity of the user with this number.
 pub fn identity_of_user(user: u32) -> Identity {
     let id = [0, 1000, 1001][user as usize];
     Identity { uid: Uid(id), gid: Gid(id), ..Identity::default() }
@@ -189,7 +189,7 @@ impl Hand {
     }
 }
 
-/// What the server says to a call.
+/// The server's answer to a call.
 pub struct Answer {
     pub head: ReplyHead,
     pub message: Vec<u8>,
@@ -202,7 +202,7 @@ impl Answer {
         i32::from(self.head.errno)
     }
 
-    /// What a lookup or creation that went well has found.
+    /// The entry that a successful lookup or creation has found.
     pub fn entry(&self) -> Entry {
         assert_eq!(self.errno(), 0);
         let (_, results) = ReplyHead::split(&self.message).unwrap();

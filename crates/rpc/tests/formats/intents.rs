@@ -98,7 +98,7 @@ fn changes(root: FileId, id: impl Fn(&str) -> FileId) -> Vec<Call<'static>> {
     ]
 }
 
-/// What is in the end, however often the server died.
+/// The final state, however often the server died.
 async fn check(fs: &MemoryFs) {
     let (cx, root) = (Context::system(), fs.info().root);
     for (file, content) in [
@@ -181,7 +181,7 @@ fn guest_again(socket: &Path, record: &SessionRecord) -> UnixStream {
     stream
 }
 
-/// What a server notes of these changes and has answered.
+/// The notes that a server makes of these changes, and has answered.
 fn noted(journal: &MemoryJournal) -> (SessionRecord, Vec<(u32, Op, Vec<u8>)>) {
     let (record, log) = journal.load().into_iter().next().unwrap();
     let begun = log.records().into_iter().map(|(slot, record)| {
@@ -198,8 +198,8 @@ fn noted(journal: &MemoryJournal) -> (SessionRecord, Vec<(u32, Op, Vec<u8>)>) {
     (record, begun.collect())
 }
 
-/// A server notes what it always has, and one that finds that, or what a former one has noted, finds
-/// out what came of it: no change is made twice.
+/// A server notes what it always has, and finds out what came of its own notes and of those of a
+/// former server. No change is made twice.
 // proves: P137
 #[test]
 fn intents_are_what_they_were_and_are_settled() {

@@ -15,7 +15,7 @@ fn session() -> SessionRecord {
 const HEADER_BYTES: usize = 4096;
 const SLOT_BYTES: usize = 1024;
 
-/// What is at the beginning of `part`, up to the last byte that is not zero.
+/// The beginning of `part`, up to the last byte that is not zero.
 fn begin_of(part: &[u8]) -> &[u8] {
     let used = part.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     &part[..used]

@@ -98,7 +98,7 @@ fn lock() -> Lock {
     }
 }
 
-/// One of each.
+/// A call of each kind.
 fn calls() -> Vec<Call<'static>> {
     let open = OpenHow { flags: 0o102_001, kill_set_id: true, with_attr: true };
     let create = CreateHow { open, mode: 0o640, exclusive: true };

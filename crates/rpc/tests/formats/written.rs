@@ -6,7 +6,7 @@ use std::path::Path;
 
 use dray_rpc::wire::{Input, Wire};
 
-/// What was written under which name.
+/// The bytes that were written under each name.
 pub struct Written {
     file: &'static str,
     lines: BTreeMap<String, Vec<u8>>,
@@ -27,7 +27,7 @@ impl Written {
         Written { file, lines: lines.map(parse).collect(), new: String::new() }
     }
 
-    /// What was written as `name`, which must be what is written `now`.
+    /// The bytes that were written as `name`, which must be the bytes written `now`.
     pub fn same(&mut self, name: &str, now: &[u8]) -> Vec<u8> {
         let Some(then) = self.lines.remove(name) else {
             self.new += &format!("{name} {}\n", digits_of(now));
@@ -38,7 +38,7 @@ impl Written {
         then
     }
 
-    /// What was written as `name` by a former version, which wrote it in another way.
+    /// The bytes that were written as `name` by a former version, which wrote it in another way.
     pub fn formerly(&mut self, name: &str) -> Vec<u8> {
         self.lines.remove(name).unwrap_or_else(|| panic!("{}: no {name}", self.file))
     }

@@ -86,7 +86,7 @@ fn a_file_opened_ahead_and_not_used_is_closed() {
     });
 }
 
-/// Its space must be free when unlink(2) returns.
+/// The file's space must be free when unlink(2) returns.
 // proves: P15
 #[test]
 fn what_is_removed_is_not_kept_open_by_its_lookup() {

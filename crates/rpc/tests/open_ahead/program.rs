@@ -33,7 +33,7 @@ impl Program {
     }
 
     pub fn on(fs: RemoteFs, pid: u32) -> Program {
-        // As the kernel numbers its requests.
+        // The program numbers its requests as the kernel does.
         Program { fs, pid, requests: Cell::new(1000 * u64::from(pid)) }
     }
 

@@ -1,4 +1,4 @@
-//! What was opened ahead gives nobody a right that has been taken away.
+//! A file that was opened ahead gives nobody a right that has been taken away.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -26,7 +26,7 @@ fn what_was_opened_for_one_user_is_not_anothers() {
     });
 }
 
-/// Who takes rights away, and how.
+/// The change that takes rights away: a new mode, or a new owner as well.
 #[derive(Clone, Copy, Debug)]
 enum Taking {
     Mode,
@@ -75,7 +75,7 @@ fn a_right_that_another_client_took_away_is_gone() {
     }
 }
 
-/// What another client does to the file, and whether it can take a right away.
+/// The changes that another client makes to the file, and whether they can take a right away.
 const CHANGES: [(&str, bool); 8] = [
     ("mode", true),
     ("owner", true),
@@ -182,7 +182,7 @@ fn a_right_that_the_same_client_took_away_is_gone_at_once() {
     assert!(waited < 50 * Duration::from_millis(4), "nobody has to be waited for: {waited:?}");
 }
 
-/// What is on its way when the file is looked up counts, too.
+/// A change that is on its way when the file is looked up counts, too.
 // proves: P14
 #[test]
 fn a_change_under_way_keeps_lookups_from_opening() {

@@ -8,15 +8,15 @@ use crate::time::{Instant, real_now};
 
 /// A timerfd(2) that goes off when the first timer is due, or before.
 ///
-/// It is set when an earlier time is wanted than it is set to: to give every wait its end costs
-/// the setting and the taking back of a timer in the kernel each time, about a microsecond, and
-/// most waits end before. So it may go off for a timer that is there no more, once. One that is
-/// far ahead is taken back, now and then, for the sake of processes without work: they
-/// sleep.
+/// The alarm is set when a time is wanted that is earlier than its own. To give every wait its end
+/// costs the setting and the taking back of a timer in the kernel each time. That is about a
+/// microsecond, and most waits end before. So it may go off for a timer that is there no more,
+/// once. An alarm that is far ahead is taken back, now and then, for the sake of processes without
+/// work: they sleep.
 pub(crate) struct Alarm {
     fd: OwnedFd,
     set_to: Option<Instant>,
-    /// When it was taken back last.
+    /// The time when the alarm was last taken back.
     taken_back: Option<Instant>,
 }
 
@@ -64,7 +64,7 @@ impl Alarm {
         worth
     }
 
-    /// None: it does not go off.
+    /// Sets the alarm; none: it does not go off.
     fn program(&mut self, next: Option<Instant>) {
         // All zero switches it off.
         let nanos = next.map_or(0, |next| next.as_nanos().max(1));
@@ -81,7 +81,7 @@ impl Alarm {
         self.set_to = next;
     }
 
-    /// It went off. The next setting takes back that it can be read.
+    /// The alarm went off. The next setting takes back that it can be read.
     pub(crate) fn went_off(&mut self) {
         self.set_to = None;
     }

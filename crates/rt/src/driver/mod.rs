@@ -1,4 +1,4 @@
-//! What an executor waits in.
+//! The drivers that an executor waits in.
 
 mod alarm;
 pub(crate) mod epoll;
@@ -153,7 +153,7 @@ impl Registry {
         }
     }
 
-    /// Begins it again. What is there already counts as an event.
+    /// Begins it again. Readiness that is there already counts as an event.
     pub(crate) fn watch_again(&self, id: u64, fd: RawFd, shared: bool) -> io::Result<()> {
         match &self.kind {
             RegistryKind::Epoll(epoll) => epoll::add(epoll, fd, id, shared),

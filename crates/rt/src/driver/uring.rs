@@ -22,7 +22,7 @@ const OWNER_SOURCE: u64 = 0;
 const OWNER_FOREIGN: u64 = 1;
 const OWNER_KICK: u64 = 2;
 const OWNER_NOBODY: u64 = 3;
-/// Of what is the kick's: the alarm.
+/// The id of the alarm, beside the owner `OWNER_KICK`.
 const ALARM: u64 = 1;
 
 /// Receives the results of commands that it put on the ring.
@@ -72,7 +72,7 @@ impl Ring {
     }
 }
 
-/// What other code wants put on the ring, until the executor's thread does it.
+/// The work that other code wants put on the ring, until the executor's thread does it.
 #[derive(Default)]
 pub(crate) struct RingInbox {
     commands: Vec<Entry128>,
@@ -210,12 +210,12 @@ impl Uring {
         self.submit_one(&Entry128::from(poll).user_data(OWNER_KICK << OWNER_SHIFT | which));
     }
 
-    /// Makes the kernel cancel what this thread has submitted as the first thing when the
-    /// thread ends, however it ends: it does so only for a thread that has a request on an
-    /// io_uring descriptor under way (`io_uring_files_cancel` in io_uring/cancel.c, called by
-    /// `do_exit` before the thread counts as exiting). Otherwise requests stay until the ring
-    /// is taken down, and whatever is handed to them meanwhile is lost: for FUSE over
-    /// io_uring a request of an application each (docs/adr/0001).
+    /// Makes the kernel cancel this thread's submissions as the first thing when the thread ends,
+    /// however it ends. The kernel does so only for a thread that has a request on an io_uring
+    /// descriptor under way. In the kernel that is `io_uring_files_cancel` in io_uring/cancel.c,
+    /// which `do_exit` calls before the thread counts as exiting. Otherwise requests stay until the
+    /// ring is taken down, and whatever is handed to them meanwhile is lost. For FUSE over io_uring
+    /// each is a request of an application (docs/adr/0001).
     fn arm_exit_guard(&mut self) {
         if !self.exit_guard_armed {
             let fd = types::Fd(self.exit_guard.as_raw_fd());
@@ -269,8 +269,8 @@ fn source_event(shared: &ExecutorShared, id: u64, result: i32, flags: u32) {
         write: bits & i32::from(libc::POLLOUT) != 0 || gone,
         ended: gone || bits & i32::from(libc::POLLRDHUP) != 0,
     });
-    // A poll may also end because the kernel had no memory for it: the waiting task has to hear of
-    // what comes next all the same.
+    // A poll may also end because the kernel had no memory for it. The waiting task has to hear of
+    // later events all the same.
     if !cqueue::more(flags) {
         shared.registry.rewatch(id);
     }

@@ -1,12 +1,12 @@
 //! The calls that wait for a thread of a pool, and which client is next.
 //!
-//! Clients alternate, each with one call at a time. None has more threads than its share, and
-//! no thing (a file, for one) more than is of use for it: where calls block, those of one client or
-//! about one thing leave threads to the rest.
+//! Clients alternate, each with one call at a time. No client has more threads than its share, and
+//! no thing (a file, for one) more than is of use for it. Where calls block, the calls of one
+//! client or about one thing leave threads to the rest.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// For whom a call is made, and what it is about.
+/// The client for whom a call is made, and the thing that the call is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Clients are served in turn.
@@ -16,7 +16,7 @@ pub struct Share {
     pub thing: Option<u64>,
 }
 
-/// Calls that wait for a thread. What is in it is bounded by who puts it there.
+/// Calls that wait for a thread. The callers that put calls into it bound their number.
 pub(crate) struct ClientQueue<J> {
     clients: BTreeMap<u64, Client<J>>,
     things: BTreeMap<u64, Thing<J>>,
@@ -30,7 +30,7 @@ pub(crate) struct ClientQueue<J> {
 struct Client<J> {
     /// Calls that wait for a thread alone.
     ready: VecDeque<(Share, J)>,
-    /// Of these and of those that wait for what they are about.
+    /// The number of these calls and of those that wait for the thing that they are about.
     waiting: usize,
     running: usize,
     is_queued: bool,
@@ -43,8 +43,8 @@ struct Thing<J> {
 }
 
 impl<J> ClientQueue<J> {
-    /// One whose clients have at most `client_max` calls running, of which `thing_max` are about
-    /// one thing.
+    /// A queue whose clients have at most `client_max` calls running, of which `thing_max` are
+    /// about one thing.
     pub(crate) fn new(client_max: usize, thing_max: usize) -> ClientQueue<J> {
         ClientQueue {
             clients: BTreeMap::new(),

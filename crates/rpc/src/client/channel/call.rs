@@ -1,4 +1,4 @@
-//! One call, from the sending of its request to the decoding of its answer.
+//! A call, from the sending of its request to the decoding of its answer.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -21,7 +21,7 @@ use crate::wire::{Call, CallHead, Malformed, ReplyHead, SessionChange, Stamp, Ti
 pub(crate) struct OutgoingCall<'a> {
     pub(crate) cx: &'a Context,
     pub(crate) call: &'a Call<'a>,
-    /// What the table of operations says of it.
+    /// The properties of the call in the table of operations.
     pub(crate) traits: CallTraits,
     /// Replay slot and sequence.
     pub(crate) slot: Option<(u32, u32)>,
@@ -37,11 +37,11 @@ pub(crate) struct OutgoingCall<'a> {
     /// The call uses an open file, and its locks were checked. If the session ends before the call
     /// is sent, they have to be checked again, and the call fails as one of an unknown handle.
     pub(crate) looked_at: bool,
-    /// No caller waits for it: it has no limit while the server is there.
+    /// No caller waits for the call: it has no limit while the server is there.
     pub(crate) patient: bool,
 }
 
-/// What a channel needs of the row of a call ([`Call::row`]).
+/// The part of the row of a call ([`Call::row`]) that a channel needs.
 #[derive(Clone, Copy)]
 pub(crate) struct CallTraits {
     pub(super) session: SessionChange,
@@ -83,9 +83,9 @@ impl<'a> OutgoingCall<'a> {
         OutgoingCall { slot: slot.map(|slot| (slot.number, slot.sequence)), began, ..self }
     }
 
-    /// Needed are those until which the server may make others wait: a change keeps its
-    /// place among the changes, and reads wait behind one that was cut short; files that are
-    /// opened again, closes and locks that are given back come before what waits for them.
+    /// A call is needed if the server may make others wait until it comes. A change keeps its place
+    /// among the changes, and reads wait behind a change that was cut short. Reopened files,
+    /// closes, and locks that are given back come before the calls that wait for them.
     pub(super) fn class(&self) -> TagClass {
         let needed = match self.traits.session {
             SessionChange::Reopens(_) | SessionChange::Closes(_) => true,
@@ -103,7 +103,7 @@ pub(crate) struct CallAnswer<T> {
     pub(crate) made: ReplyInfo,
 }
 
-/// What the head of an answer says beside its value.
+/// The facts that the head of an answer gives beside its value.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ReplyInfo {
     /// The stamp of the change; 0 from a server that gives none.
@@ -114,10 +114,11 @@ pub(crate) struct ReplyInfo {
     pub(crate) power_epoch: u64,
     /// In which session, with which process of the server.
     pub(crate) session_state: SessionState,
-    /// What can be shown to a later epoch of the server: of an opening the file, of a sync
-    /// what is on media.
+    /// A ticket for a later epoch of the server. The ticket of an opening names the file. The
+    /// ticket of a sync says what is on media.
     pub(crate) ticket: Option<Ticket>,
-    /// Of an opening: see [`ReplyHead::times_past`](field@ReplyHead::times_past).
+    /// The field [`ReplyHead::times_past`](field@ReplyHead::times_past) of the answer to an
+    /// opening.
     pub(crate) times_past: Option<bool>,
 }
 
@@ -135,17 +136,17 @@ impl ReplyInfo {
 /// How the wait for an answer ended.
 struct WaitOutcome {
     tag: u32,
-    /// If it was not answered in time: what had been heard when it was sent, and how long
-    /// it may take.
+    /// If the call was not answered in time: the state of receiving when it was sent, and its
+    /// limit.
     late: Option<(ReceiveMark, Duration)>,
 }
 
 /// Takes what it wants from the body of an answer.
 type DecodeBody<'a> = &'a mut dyn FnMut(&[u8]) -> std::result::Result<(), Malformed>;
 
-/// What the server says of a call.
+/// The failure of a call, as the server answers it.
 pub(crate) enum CallFailure {
-    /// It failed.
+    /// The call failed.
     Error(Error),
     /// The server does not know the open file; the call was not applied.
     UnknownHandle,
@@ -263,7 +264,7 @@ impl Channel {
         state.calls[tag as usize].changing = changing;
     }
 
-    /// What came of the call; `decode` is given the body of its answer.
+    /// The outcome of the call. The body of its answer is given to `decode`.
     fn finish(
         &self,
         waited: WaitOutcome,
@@ -377,8 +378,8 @@ mod tests {
 
     use super::*;
 
-    /// A write that found its file closed after a death of the server, and the reads that the
-    /// server holds until it has come: the file must be opened again before those.
+    /// A write that found its file closed after a death of the server. The server holds reads until
+    /// the write has come, so the file must be opened again before those reads.
     // proves: P86
     #[test]
     fn opening_again_does_not_wait_behind_reads() {

@@ -1,8 +1,8 @@
 //! Deferred closes: there was no place for them among the closes that are sent one way.
 //!
-//! A few at a time are sent as calls. Each answer settles the one-way closes before it, too, and makes
-//! places for more. Such a call is not given up while the server may still answer it. Repeated beside
-//! itself it would only delay everything else.
+//! A few at a time are sent as calls. Each answer settles the one-way closes before it, too, and
+//! makes places for more. Such a call is not given up while the server may still answer it.
+//! Repeated beside itself it would only delay everything else.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -20,7 +20,7 @@ const CLOSERS_MAX: usize = 8;
 /// After the server was away.
 const CLOSE_AGAIN: Duration = Duration::from_millis(500);
 
-/// Those of one channel. As many at most as a server has opened for us.
+/// The deferred closes of one channel. As many at most as a server has opened for us.
 #[derive(Default)]
 pub(super) struct DeferredCloses {
     handles: VecDeque<u64>,
@@ -114,8 +114,9 @@ mod tests {
         Executor::new(DriverKind::Simulated { seed: 7 }).unwrap().block_on(test);
     }
 
-    /// Those for which there was no place stayed open as long as the mount; then as long as nobody
-    /// used it, for want of an answer to settle the closes that had all places.
+    /// Closes for which there was no place left their files open as long as the mount. Later such
+    /// files stayed open as long as nobody used the mount: no answer came to settle the closes that
+    /// had all places.
     // proves: P72
     #[test]
     fn files_opened_without_a_caller_are_closed_however_many() {
@@ -132,8 +133,9 @@ mod tests {
         });
     }
 
-    /// Those that failed because the server was away stayed open for as long as the mount where
-    /// there was no place, or where it came back before their callers had heard of that.
+    /// Closes that failed because the server was away left their files open as long as the mount.
+    /// That happened where there was no place, or where the server came back before the callers had
+    /// heard of the failure.
     // proves: P70
     #[test]
     fn what_failed_and_may_have_been_opened_is_closed_however_much_there_is_to_close() {
@@ -176,8 +178,8 @@ mod tests {
         }
     }
 
-    /// They were asked for again with every limit, each beside the one before it, until there
-    /// was no tag for anything else.
+    /// Such closes were asked for again with every limit, each beside the one before it, until
+    /// there was no tag for anything else.
     #[test]
     fn a_server_that_answers_nothing_is_asked_once_for_each_of_a_few() {
         const LIMIT: Duration = Duration::from_millis(300);

@@ -32,10 +32,10 @@ impl ChannelEnd {
 }
 
 impl Channel {
-    /// A connection is up: identities are unknown to it, and calls without an answer are
-    /// sent again in the order of their sending. If the server has given up the session in
-    /// which they were sent, the outcome of changes is unknown, and they fail. `epoch`: of
-    /// the server; `one_way`: the server takes closes without an answer.
+    /// A connection is up: identities are unknown to it, and calls without an answer are sent again
+    /// in the order of their sending. If the server has given up the session in which they were
+    /// sent, the outcome of changes is unknown, and they fail. The `epoch` is that of the server.
+    /// With `one_way`, the server takes closes without an answer.
     pub(crate) fn up(
         self: &Arc<Channel>,
         connection: Arc<dyn Connection>,

@@ -37,9 +37,9 @@ use crate::client::open_ahead::RightsChanges;
 /// Which server a connection leads to, and since when.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ConnectionEpoch {
-    /// Of its machine.
+    /// The epoch of the server's machine.
     pub(crate) power_epoch: u64,
-    /// Of its process, and our session there.
+    /// The epoch of the server's process, and our session there.
     pub(crate) session_state: SessionState,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Channel {
     timeout: Option<Duration>,
     closing: Arc<CloseMemory>,
     rights: Arc<RightsChanges>,
-    /// Its calls are part of a replay.
+    /// The calls of this channel are part of a replay.
     replays: bool,
     me: Weak<Channel>,
     state: Mutex<State>,
@@ -56,13 +56,13 @@ pub(crate) struct Channel {
 
 struct State {
     connection: Option<Arc<dyn Connection>>,
-    /// Where it leads to.
+    /// The connection epoch that the connection leads to.
     epoch: ConnectionEpoch,
     /// No connection since then; calls fail once this is longer ago than the timeout.
     down_since: Option<Instant>,
     /// Answers and connections so far. While it stays the same, the server says nothing.
     heard: u64,
-    /// What counts as the beginning of the server's absence when this connection ends.
+    /// The time that counts as the beginning of the server's absence when this connection ends.
     silent_since: Option<Instant>,
     ended: Option<ChannelEnd>,
     calls: Vec<PendingCall>,
@@ -75,11 +75,11 @@ struct State {
     closes: UnsettledCloses,
     /// The server takes closes without an answer.
     one_way_allowed: bool,
-    /// Those of them that wait for a message to go out with.
+    /// The closes that wait for a message to go out with.
     held_back: Vec<PendingClose>,
     /// Messages from this number on wait until closes that were sent again are answered.
     rest_from: Option<u64>,
-    /// Others, that must be called.
+    /// The other closes, which must be called.
     deferred: DeferredCloses,
     /// A task sees to it that they do not wait for long.
     closer: bool,
@@ -127,7 +127,7 @@ impl Channel {
 
     /// A channel whose calls do not wait for the end of a replay: they are part of it.
     pub(crate) fn for_replay(closing: Arc<CloseMemory>) -> Arc<Channel> {
-        // It sends again what was answered, before anything else is asked.
+        // This channel sends answered changes again, before anything else is asked.
         Channel::with(None, closing, Arc::default(), true)
     }
 

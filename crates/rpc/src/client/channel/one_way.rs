@@ -1,8 +1,8 @@
-//! Messages that are not answered: notifications, and closes, which are kept until they are known to be
-//! done.
+//! Messages that are not answered: notifications, and closes, which are kept until they are known
+//! to be done.
 //!
 //! No caller waits for a close. It goes out with the next message, or alone if there is none for a
-//! moment, so that it does not wake the server for nothing (docs/adr/0016-small-operations.md).
+//! moment. So it does not wake the server for nothing (docs/adr/0016-small-operations.md).
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -175,8 +175,8 @@ impl State {
     pub(super) fn send_close(&mut self, PendingClose { handle, .. }: PendingClose) {
         let Some(connection) = self.connection.clone() else { return };
         if !self.one_way_allowed {
-            // Its server has given way to one of an earlier version. Without a tag it waits for
-            // the next connection.
+            // The server has given way to one of an earlier version. Without a tag it waits for the
+            // next connection.
             self.close_with_answer(handle);
             return;
         }
@@ -208,7 +208,7 @@ impl State {
     pub(super) fn send_close_again(&mut self, (number, close): (u64, PendingClose)) -> bool {
         let tag = self.close_with_answer(close.handle);
         match tag {
-            // Its answer settles what was sent before it.
+            // The answer settles what was sent before it.
             Some(tag) => self.calls[tag as usize].number = number,
             None => self.send_close(close),
         }
@@ -315,7 +315,7 @@ mod tests {
     }
 
     /// A successor that had not met the server waited for it to close what its predecessor had
-    /// open; with a limit it then left it open for good, with its locks.
+    /// open. With a limit, the successor then left those files open for good, with their locks.
     // proves: P71
     #[test]
     fn a_close_before_the_first_connection_goes_out_with_it() {

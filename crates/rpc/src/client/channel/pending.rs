@@ -19,18 +19,18 @@ pub(super) struct PendingCall {
     pub(super) caller: Option<Caller>,
     pub(super) data: Option<Buf>,
     pub(super) into: Option<BufMut>,
-    /// Who receives into that, which it has meanwhile.
+    /// The task that receives into that buffer, which it has meanwhile.
     pub(super) receiver: Option<Waker>,
-    /// What came before the results of its answer; none if that was malformed.
+    /// The head of the answer, before its results; none if that was malformed.
     pub(super) reply_head: Option<ReplyHead>,
     /// The results of its answer, encoded.
     pub(super) results: Vec<u8>,
-    /// Who answered.
+    /// The connection epoch that answered.
     pub(super) answerer: ConnectionEpoch,
     pub(super) waker: Option<Waker>,
     /// Order of sending, kept over reconnections.
     pub(super) number: u64,
-    /// Its replay slot.
+    /// The call's replay slot.
     pub(super) slot: Option<u32>,
     /// The open file that its answer says is closed, if no caller waits for that; 0: none.
     pub(super) closes: u64,
@@ -38,9 +38,10 @@ pub(super) struct PendingCall {
     pub(super) opens: u64,
     /// The open file that the call locks or unlocks; 0: none.
     pub(super) locks: u64,
-    /// What it may have opened, noted for a later process, once its caller has gone.
+    /// The file that the call may have opened. The note for a later process is made once the caller
+    /// has gone.
     pub(super) noted: Option<PendingClose>,
-    /// It changes rights, until its tag is free again.
+    /// The change of rights that the call makes, until its tag is free again.
     pub(super) changing: Option<RightsChange>,
     /// The session that it was sent in; 0: it has not been sent.
     pub(super) session: u64,
@@ -48,7 +49,7 @@ pub(super) struct PendingCall {
     pub(super) only_in: Option<u64>,
     /// Making it again comes to the same.
     pub(super) sets: bool,
-    /// It was sent on more connections than one.
+    /// The call was sent on more connections than one.
     pub(super) resent: bool,
     /// The class of its tag; none while the tag is free.
     pub(super) class: Option<TagClass>,
@@ -56,7 +57,7 @@ pub(super) struct PendingCall {
 
 /// A file that a call may have opened for a caller that gave up.
 pub(super) struct UnwantedFile {
-    /// Its number; 0: nothing.
+    /// The file's number; 0: nothing.
     pub(super) handle: u64,
     pub(super) noted: Option<PendingClose>,
 }
@@ -70,7 +71,7 @@ pub(super) enum Phase {
     Answered,
     /// Failed without an answer from the server.
     Failed(Errno),
-    /// Never sent in the session in which alone it could be.
+    /// The call was never sent in the session in which alone it could be.
     Unsent,
     /// The caller has gone; the tag is not used again before the answer or a new
     /// connection.
@@ -78,21 +79,21 @@ pub(super) enum Phase {
 }
 
 impl PendingCall {
-    /// What is to be closed once its answer has come, or never will.
+    /// The file to close once the answer has come, or never will.
     pub(super) fn take_unwanted(&mut self) -> UnwantedFile {
         UnwantedFile { handle: self.opens, noted: self.noted.take() }
     }
 
-    /// Its caller gave up. The task that receives the answer releases the caller's memory.
+    /// The caller gave up. The task that receives the answer releases the caller's memory.
     pub(super) fn abandon(&mut self) {
         self.phase = Phase::Abandoned;
         self.receiver.take().into_iter().for_each(Waker::wake);
     }
 
-    /// Whether it is a change that a session now lost may have carried out, or one in a
-    /// slot that the new one has not. If the session went with the power of the server's
-    /// machine, a change that only sets something is made again, as those are that were
-    /// answered and not synced.
+    /// Whether the call is a change that a lost session may have carried out, or is in a slot that
+    /// the new session lacks. The session may have gone with the power of the server's machine.
+    /// Then a change that only sets something is made again, as changes are that were answered and
+    /// not synced.
     pub(super) fn is_lost(&self, session: u64, slots: u32, power_lost: bool) -> bool {
         let sent_before = self.session != 0 && self.session != session;
         let unknown = sent_before && !(power_lost && self.sets);
@@ -155,8 +156,8 @@ impl State {
         self.send(tag);
     }
 
-    /// Sends or resends a call; without a connection it waits for the next one, and for closes that go
-    /// before it ([`super::resend`]).
+    /// Sends or resends a call; without a connection it waits for the next one, and for closes that
+    /// go before it ([`super::resend`]).
     pub(super) fn send(&mut self, tag: u32) {
         let Some(connection) = self.connection.clone() else { return };
         if self.waits_for_closes(self.calls[tag as usize].number) {
@@ -192,8 +193,8 @@ impl State {
         }
     }
 
-    /// What was sent again may be answered as it came first, while the rest of it still waits to
-    /// go out: its caller needs the memory.
+    /// A call that is sent again may get the answer to its first sending while the rest of it still
+    /// waits to go out. Then its caller needs the memory.
     pub(super) fn let_go(&mut self, tag: u32) {
         let pending = &mut self.calls[tag as usize];
         let data = if pending.resent { pending.data.take() } else { None };
@@ -202,8 +203,8 @@ impl State {
         }
     }
 
-    /// What a call may have opened that has failed because the server is away, or was until just
-    /// now: its answer comes no more.
+    /// The file that a call may have opened that has failed because the server is away, or was
+    /// until just now. The answer comes no more.
     pub(super) fn opened_in_vain(&self, tag: u32) -> UnwantedFile {
         let pending = &self.calls[tag as usize];
         let failed = pending.phase == Phase::Failed(Errno::EHOSTDOWN);
@@ -321,7 +322,7 @@ mod tests {
         });
     }
 
-    /// The server had stopped in the middle of its answer: a killed process could not end, because
+    /// The server had stopped in the middle of its answer. A killed process could not end, because
     /// the payload of its ring's entry was kept for the rest.
     #[test]
     fn answers_without_a_caller_hold_no_memory() {

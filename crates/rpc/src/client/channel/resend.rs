@@ -1,10 +1,10 @@
-//! What is sent again on a new connection: everything without an answer, in the order in which it was
-//! first sent.
+//! The calls that are sent again on a new connection: all without an answer, in the order in which
+//! they were first sent.
 //!
-//! A network may break each connection as soon as much is sent on it. If every connection began with
-//! many one-way closes, nothing would ever come through, neither they nor what is behind them.
-//! Therefore a few closes go first, as calls. What is behind them waits until they are answered, or for
-//! a moment.
+//! A network may break each connection as soon as much is sent on it. If every connection began
+//! with many one-way closes, nothing would ever come through, neither they nor what is behind them.
+//! Therefore a few closes go first, as calls. The calls and closes behind them wait until they are
+//! answered, or for a moment.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub(super) enum CloseBatch {
     All,
 }
 
-/// What has no answer.
+/// A call or close that has no answer.
 #[derive(Clone, Copy)]
 enum Unanswered {
     Call(u32),
@@ -35,8 +35,8 @@ enum Unanswered {
 }
 
 impl State {
-    /// Sends again what has no answer and was first sent as number `from` or behind that. What it
-    /// leaves is noted in `rest_from`.
+    /// Sends again what has no answer and was first sent as number `from` or behind that. The
+    /// number of the first one that it leaves is noted in `rest_from`.
     pub(super) fn send_again(&mut self, from: u64, closes: CloseBatch) {
         self.rest_from = None;
         self.held_back.clear(); // they are among these
@@ -92,7 +92,7 @@ impl State {
         let mut unwanted = Vec::new();
         for tag in 0..self.calls.len() as u32 {
             let pending = &mut self.calls[tag as usize];
-            // Nobody will answer it.
+            // Nobody will answer an abandoned call.
             if pending.phase == Phase::Abandoned && pending.number >= from {
                 unwanted.push(pending.take_unwanted());
                 self.release(tag);
@@ -102,7 +102,7 @@ impl State {
         unwanted
     }
 
-    /// One of the closes that others wait for was answered.
+    /// A close that other calls wait for was answered.
     pub(super) fn close_was_answered(&mut self) -> Vec<UnwantedFile> {
         if self.closes.any_called() { Vec::new() } else { self.send_rest(CloseBatch::AFew) }
     }
@@ -260,8 +260,8 @@ mod tests {
         });
     }
 
-    /// What is called is carried out beside others; a connection that breaks gives it up. It
-    /// passed for settled with the first answer to anything, and the file stayed open.
+    /// A close that is called is carried out beside others; a connection that breaks gives it up.
+    /// Such a close passed for settled with the first answer to anything, and the file stayed open.
     #[test]
     fn a_close_that_is_called_is_settled_by_its_own_answer_alone() {
         simulate(async {

@@ -62,8 +62,8 @@ impl Tags {
         }
     }
 
-    /// What the server allows: as many calls at a time, of which so many as there are replay
-    /// slots (half of them at most) are kept for calls that others may wait for.
+    /// The number of calls at a time that the server allows. As many of them as there are replay
+    /// slots (half at most) are kept for calls that others may wait for.
     pub(super) fn grant(&mut self, calls_max: u32, slots: u32) {
         self.max = calls_max.max(1) as usize;
         self.reserved = (slots as usize).min(self.max / 2);
@@ -137,8 +137,8 @@ impl Tags {
         }
     }
 
-    /// Wakes who is next if there is a tag for it, needed calls first. Who takes one or gives
-    /// up wakes the next.
+    /// Wakes who is next if there is a tag for it, needed calls first. A caller that takes a tag or
+    /// gives up wakes the next.
     fn wake_next(&self) {
         let needed = self.has_room_for(TagClass::Needed) && self.needed_queue.wake_first();
         if !needed && self.has_room_for(TagClass::Plain) {

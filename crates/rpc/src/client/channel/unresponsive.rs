@@ -1,11 +1,11 @@
 //! A server that is connected and says nothing. Its process is stopped, or the network loses
 //! everything and the connection has not broken yet.
 //!
-//! Each call has its limit (`timeout=`). But while the connection counts as good, the next call waits
-//! as long again. A path of several components would wait for many times the limit; so would processes
-//! whose lookups of one name the kernel makes one after the other. Therefore the first late call during
-//! which nothing was received ends the connection. A live server welcomes the next connection. If none
-//! does, the server is away.
+//! Each call has its limit (`timeout=`). But while the connection counts as good, the next call
+//! waits as long again. A path of several components would wait for many times the limit. So would
+//! processes whose lookups of one name the kernel makes one after the other. Therefore the first
+//! late call during which nothing was received ends the connection. A live server welcomes the next
+//! connection. If none does, the server is away.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -23,7 +23,7 @@ use crate::wire::Call;
 /// calls fail without waiting.
 const WELCOME_MAX: Duration = Duration::from_secs(1);
 
-/// What had been heard on a channel when a call was sent.
+/// The state of a channel's receiving when a call was sent.
 #[derive(Clone, Copy)]
 pub(super) struct ReceiveMark {
     heard: u64,
@@ -55,7 +55,7 @@ impl Channel {
             return;
         }
         let Some(connection) = state.connection.clone() else { return };
-        // As if it had gone when so much of the limit was left.
+        // The time spent counts as if the server had gone when so much of the limit was left.
         let spent = limit.saturating_sub(WELCOME_MAX).as_nanos() as u64;
         state.silent_since = Some(Instant::from_nanos(now().as_nanos().saturating_sub(spent)));
         let (home, channel) = (state.home.clone(), self.me.clone());

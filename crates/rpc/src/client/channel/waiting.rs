@@ -23,7 +23,7 @@ const GIVE_UP_MAX: Duration = Duration::from_secs(2);
 pub(super) struct TagWait<'a> {
     pub(super) channel: &'a Channel,
     pub(super) class: TagClass,
-    /// In the queue; none: it is not in it.
+    /// The call's number in the queue; none: the call is not in it.
     pub(super) number: Option<u64>,
 }
 
@@ -49,8 +49,8 @@ impl Channel {
 
 impl Channel {
     /// Waits until no abandoned lock call through `handle` is under way. Then the server has
-    /// answered it, or never begins it: another connection has taken the place of the one that it
-    /// was sent on.
+    /// answered the call, or never begins it: another connection has taken the place of the call's
+    /// own.
     pub(crate) async fn locks_settled(&self, handle: u64) {
         poll_fn(|task| {
             let mut state = self.lock();
@@ -79,7 +79,7 @@ pub(super) struct CallGuard<'a> {
     /// The connection, counted, over which the server was notified that the caller gives up,
     /// and until when its answer is awaited.
     notified: Option<(u64, Pin<Box<Sleep>>)>,
-    /// It waits for a lock.
+    /// The call waits for a lock.
     waits: bool,
     /// The wait is over, and the tag in others' hands.
     over: bool,
@@ -112,9 +112,8 @@ impl<'a> CallGuard<'a> {
         if !cx.cancel.as_ref().is_some_and(|cancel| cancel.poll_set(task)) {
             return Poll::Pending;
         }
-        // The caller gives up. What came of a lock is awaited all the same, since only
-        // the server knows whether it was granted; other callers are being killed, and
-        // need not know.
+        // The caller gives up. The answer to a lock is awaited all the same, since only the server
+        // knows whether the lock was granted. Other callers are being killed, and need not know.
         match connection.filter(|_| self.waits) {
             Some(connection) => self.poll_given_up(&*connection, number, task),
             None => Poll::Ready(()),
@@ -139,9 +138,9 @@ impl<'a> CallGuard<'a> {
         let late =
             self.notified.as_mut().is_some_and(|(_, until)| until.as_mut().poll(task).is_ready());
         if late {
-            // Its end is what such a server hears of first when it goes on, and it gives
-            // up what was waited for on a connection that has ended. Everything else that
-            // was asked for here is asked for again on the next one.
+            // The end of the connection is the first thing that such a server hears of when it goes
+            // on. The server then gives up all waits of that connection. Everything else that was
+            // asked for here is asked for again on the next one.
             connection.close();
         }
         if late { Poll::Ready(()) } else { Poll::Pending }

@@ -11,16 +11,16 @@ use super::{
     KeptChange, NameChange, SYNCED_FILES_MAX, State, Ticket, URGENT_PART, UnsyncedLog, Writer,
 };
 
-/// What is done with a change.
+/// The treatment of a change.
 enum Plan {
     Keep(Change, Option<DataCopy>),
-    /// It cannot be repeated.
+    /// The change cannot be repeated.
     Note,
     /// There is no room for it.
     Overflow,
 }
 
-/// Who asked for the sync that is over.
+/// The clients for whom the sync that is over was made.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SyncedFor {
     ThisClient,
@@ -82,7 +82,8 @@ impl UnsyncedLog {
         state.kept_bytes > self.limit_bytes / URGENT_PART
     }
 
-    /// What is to be done with a change. Its data are copied here, without the lock.
+    /// The treatment of a change, by its kind and by the room that is left. The data are copied
+    /// here, without the lock.
     fn plan(&self, new: &FileChange<'_>) -> Plan {
         let stamped = new.confirmation.stamp.number > 0;
         let Some(change) = new.change.filter(|_| stamped) else { return Plan::Note };
@@ -101,9 +102,9 @@ impl UnsyncedLog {
     }
 
     /// Whether there is room for another change of a file. Each file may take as much as it leaves
-    /// to the others, so that a stream does not push all others out (dynamic thresholds with alpha
-    /// 1, as in `dray_fabric::BufferPool`). Of a file that has overflowed nothing more is kept
-    /// until a sync: a loss of it would be reported anyway.
+    /// to the others, so that a stream does not push all others out. These are dynamic thresholds
+    /// with alpha 1, as in `dray_fabric::BufferPool`. Of a file that has overflowed nothing more is
+    /// kept until a sync: a loss of it would be reported anyway.
     fn admits(&self, id: FileId, cost_bytes: u64) -> bool {
         if self.limit_bytes == 0 {
             return false;
@@ -138,7 +139,7 @@ impl UnsyncedLog {
         self.start_scheduler_if(start);
     }
 
-    /// What is expected of a name that was changed lately.
+    /// The expected state of a name that was changed lately.
     pub(crate) fn expected_name(&self, dir: FileId, name: &[u8]) -> Option<ExpectedName> {
         self.lock().names.expected(dir, name)
     }

@@ -1,5 +1,5 @@
-//! A sync of everything that failed. Its error names no file, so that each file has to be synced
-//! by itself, and what is not on media then is reported as a loss.
+//! A sync of everything that failed. Its error names no file, so that each file has to be synced by
+//! itself. Data that are not on media then are reported as a loss.
 
 use dray_core::FileId;
 

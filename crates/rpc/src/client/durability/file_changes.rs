@@ -7,7 +7,7 @@ use dray_core::{Attr, Buf, Identity, SetAttr, TimeSet};
 
 use super::{Change, ChangeStamp, Ticket};
 
-/// What a kept change costs beside its data, bytes.
+/// The cost of a kept change beside its data, bytes.
 pub(super) const CHANGE_BYTES: u64 = 160;
 
 /// A change that can be repeated.
@@ -17,14 +17,14 @@ pub(crate) struct KeptChange {
     pub(crate) change: Change,
     pub(crate) data: Option<Buf>,
     pub(crate) who: Arc<Identity>,
-    /// It was synced as it was made.
+    /// The change was synced as it was made.
     pub(super) is_durable: bool,
     /// The last replay in which it was sent.
     pub(super) replayed_in: u64,
 }
 
 impl KeptChange {
-    /// Its place in the server's order of changes.
+    /// The place of the change in the server's order.
     pub(crate) fn number(&self) -> u64 {
         self.stamp.number
     }
@@ -38,12 +38,12 @@ impl KeptChange {
     }
 }
 
-/// What a log knows of one file.
+/// The log's knowledge of one file.
 #[derive(Default)]
 pub(super) struct FileChanges {
     /// In the order of their stamps.
     pub(super) kept: VecDeque<KeptChange>,
-    /// What they cost.
+    /// The cost of the kept changes.
     pub(super) kept_bytes: u64,
     /// The last change that was not kept, and bytes of all such.
     pub(super) unkept: Option<ChangeStamp>,

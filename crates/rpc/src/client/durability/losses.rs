@@ -19,13 +19,13 @@ pub struct LossEvent {
     pub age: Duration,
     /// The file, or the directory of a name.
     pub file: Option<FileId>,
-    /// What was lost and why, for people.
+    /// The loss and its cause, for people.
     pub what: String,
     /// Data, as far as it was counted.
     pub bytes: u64,
 }
 
-/// What is not known to be on media, and what became of what was not.
+/// The changes that are not known to be on media, and the losses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnsyncedStatus {
     /// How much is kept at most.
@@ -40,13 +40,13 @@ pub struct UnsyncedStatus {
     pub files: u64,
     /// Names made, changed or removed, for which the same holds.
     pub names: u64,
-    /// What was kept is being sent again.
+    /// The kept changes are being sent again.
     pub recovering: bool,
     /// Times that the server's machine lost power.
     pub power_losses: u64,
     /// Changes sent again, and their data.
     pub sent_changes: u64,
-    /// As above.
+    /// The data of the changes sent again, bytes.
     pub sent_bytes: u64,
     /// Losses reported.
     pub losses: u64,

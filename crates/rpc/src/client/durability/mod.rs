@@ -1,8 +1,8 @@
 //! Durability: what a client keeps so that a loss of power at the server loses nothing.
 //!
-//! A server answers a change before the change is on media. Until it is, the change is here. If
-//! the server's machine loses power meanwhile, the client sends the change again. What it cannot
-//! send again it reports as a loss, at the next sync or close of each file concerned.
+//! A server answers a change before the change is on media. Until it is, the change is here. If the
+//! server's machine loses power meanwhile, the client sends the change again. A change that cannot
+//! be sent again is reported as a loss, at the next sync or close of each file concerned.
 //!
 //! # Interface
 //!
@@ -25,8 +25,8 @@
 //! - A change that is kept is replayed after a loss of power, in the order of its file's stamps,
 //!   or its loss is reported.
 //! - A change that is not kept is noted, and its loss is reported.
-//! - A loss is reported through each open file that wrote the file: once at a sync, and at each
-//!   close of a descriptor until then.
+//! - A loss is reported through each open file that wrote the file. It is reported once at a sync,
+//!   and at each close of a descriptor until then.
 //! - A change is forgotten only when the server says that it is on media.
 //!
 //! # Bounds
@@ -80,8 +80,8 @@ pub(crate) use sync_requests::{SYNC_AFTER, SyncPacing, SyncReason};
 const FILES_MAX: usize = 65_536;
 /// Files whose stamp of the last sync is remembered. When there are more, everything is synced.
 const SYNCED_FILES_MAX: usize = 65_536;
-/// A sync is urgent when one part in so many of the room is used: as much again is free for what
-/// is changed while the sync lasts, and more.
+/// A sync is urgent when one part in so many of the room is used. Then as much again, and more, is
+/// free for changes while the sync lasts.
 const URGENT_PART: u64 = 4;
 
 /// All changes of one mount that may not be on media.
@@ -120,7 +120,7 @@ struct State {
 /// When a change was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ChangeStamp {
-    /// Its place in the server's order; 0 from a server that gives none.
+    /// The place of the change in the server's order; 0 from a server that gives none.
     pub(crate) number: u64,
     /// [`UnsyncedLog::power_epoch`] of the connection that brought the answer.
     pub(crate) power_epoch: u64,
@@ -133,12 +133,12 @@ impl ChangeStamp {
     }
 }
 
-/// What an answer says of the change or sync that it confirms.
+/// The facts that an answer gives of the change or sync that it confirms.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Confirmation {
     pub(crate) stamp: ChangeStamp,
-    /// What a later epoch of the server believes: of a file, that it may be opened; of a sync, what
-    /// is on media.
+    /// A ticket that a later epoch of the server believes. Of a file, it says that the file may be
+    /// opened. Of a sync, it says what is on media.
     pub(crate) ticket: Option<Ticket>,
 }
 
@@ -147,7 +147,7 @@ pub(crate) struct Confirmation {
 enum InheritedChanges {
     #[default]
     None,
-    /// They may not be on media.
+    /// The changes may not be on media.
     Unknown,
     Lost,
 }
@@ -161,14 +161,14 @@ pub(crate) struct DurableStamp {
     pub(crate) ticket: Option<Ticket>,
 }
 
-/// What is known to be on media, for a server that has forgotten it.
+/// The changes that are known to be on media, for a server that has forgotten it.
 #[derive(Clone, Default)]
 pub(crate) struct DurableStamps {
     /// The last stamp of any answer.
     pub(crate) newest: u64,
-    /// Of all files.
+    /// The stamp up to which all files are on media.
     pub(crate) all: DurableStamp,
-    /// Of single files of which more is on media.
+    /// The stamps of single files of which more is on media.
     pub(crate) files: BTreeMap<FileId, DurableStamp>,
 }
 
@@ -176,12 +176,12 @@ pub(crate) struct DurableStamps {
 pub(crate) struct FileChange<'a> {
     pub(crate) file: FileId,
     pub(crate) confirmation: Confirmation,
-    /// None: it cannot be repeated.
+    /// The change itself; none: it cannot be repeated.
     pub(crate) change: Option<Change>,
     pub(crate) data: &'a [u8],
     pub(crate) who: &'a Arc<Identity>,
-    /// It was synced as it was made. It is kept all the same: a replay would repeat older changes
-    /// of other clients over it.
+    /// The change was synced as it was made. It is kept all the same: a replay would repeat older
+    /// changes of other clients over it.
     pub(crate) is_durable: bool,
 }
 

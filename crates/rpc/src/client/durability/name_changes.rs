@@ -11,7 +11,7 @@ const NAMES_MAX: usize = 65_536;
 /// Names up to this length are noted without memory of their own.
 const SHORT_MAX_BYTES: usize = 30;
 
-/// What a lookup of a changed name finds, unless the change was undone.
+/// The result of a lookup of a changed name, unless the change was undone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExpectedName {
     /// This file.
@@ -101,7 +101,8 @@ impl NameChanges {
 
     /// Everything in `dir` up to stamp `durable` is on media.
     pub(super) fn forget_in(&mut self, dir: FileId, durable: u64) {
-        // One range of a large map: most syncs are of files, which have no names in them.
+        // This looks at one range of a large map: most syncs are of files, which have no names in
+        // them.
         let first = (dir, NameBytes::new(b""));
         let of_dir = self.all.range(first..).take_while(|((of, _), _)| *of == dir);
         let old = of_dir.filter(|(_, entry)| entry.stamp.number <= durable);

@@ -1,5 +1,5 @@
-//! The replay after a loss of power at the server's machine: which changes are to be sent again,
-//! in which order, and what is lost at its end.
+//! The replay after a loss of power at the server's machine. This module decides which changes are
+//! sent again, in which order, and what is lost at its end.
 
 use std::task::Waker;
 
@@ -34,7 +34,7 @@ impl UnsyncedLog {
         self.update_alert(&state);
     }
 
-    /// What this client knows to be on media.
+    /// The changes that this client knows to be on media.
     pub(crate) fn durable_stamps(&self) -> DurableStamps {
         self.lock().durable.clone()
     }
@@ -92,7 +92,7 @@ impl UnsyncedLog {
         state.losses.report(Some(dir), &what, why, 0);
     }
 
-    /// What of a file could not be repeated is lost.
+    /// The changes of a file that could not be repeated are lost.
     pub(crate) fn file_lost(&self, id: FileId, why: &str) {
         let mut state = self.lock();
         state.lose(id, why, true);
@@ -116,7 +116,7 @@ impl UnsyncedLog {
     }
 
     /// The replay is over. Everything from before the loss of power that was not sent again is
-    /// lost: it was not kept, or, for the reason `why`, the server takes no more.
+    /// lost. It was not kept, or the server takes no more, for the reason `why`.
     pub(crate) fn replay_ends(&self, why: Option<&str>) {
         let mut state = self.lock();
         let lost = state.lost_files(why);

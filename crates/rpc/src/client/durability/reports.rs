@@ -43,8 +43,8 @@ impl UnsyncedLog {
     }
 
     /// Fails if a loss is to be reported through this open file. Errors: `EIO`, for a loss that no
-    /// sync through it has reported. A sync reports a loss once. Closes report it each time: a
-    /// child process that closes what it inherited must not take the report from its parent.
+    /// sync through it has reported. A sync reports a loss once. Closes report a loss each time: a
+    /// child process that closes an inherited descriptor must not take the report from its parent.
     pub(crate) fn loss_to_report(&self, writer: &Writer, op: Op) -> Result<()> {
         if !self.alert.load(Ordering::SeqCst) || !writer.wrote.load(Ordering::Relaxed) {
             return Ok(());
@@ -107,7 +107,7 @@ impl UnsyncedLog {
         self.lock().losses.unreported()
     }
 
-    /// These were reported to the server.
+    /// The losses with these numbers were reported to the server.
     pub(crate) fn losses_reported(&self, losses: (u64, u64)) {
         self.lock().losses.reported(losses);
     }
@@ -121,8 +121,8 @@ impl UnsyncedLog {
 }
 
 impl State {
-    /// What of `id` is from before the loss of power is lost: what was not kept, and, with
-    /// `kept_too`, what was.
+    /// The changes of `id` from before the loss of power are lost: those not kept, and, with
+    /// `kept_too`, the kept ones.
     pub(super) fn lose(&mut self, id: FileId, why: &str, kept_too: bool) {
         let Some(file) = self.files.get_mut(&id) else { return };
         let (lost_bytes, freed_bytes) = file.lose(self.power_epoch, kept_too);

@@ -18,8 +18,8 @@ pub(crate) const SEGMENT_BYTES: usize = 2 << 20;
 const _: () = assert!(SEGMENT_BYTES >= IO_MAX_BYTES);
 /// First use of a huge page takes 0.2 to 0.4 ms; of small pages less than 1.5 ms.
 const HUGE_MAX: Duration = Duration::from_millis(2);
-/// So many segments are of small pages after a huge page that took longer; twice as many after the
-/// next that does, up to the second number.
+/// So many segments are of small pages after a huge page that took longer. Each further slow huge
+/// page doubles the number, up to the second number.
 const SMALL_NEXT: (u32, u32) = (8, 64);
 
 /// Supplies the memory for kept data. It is asked for a segment, not for each write.
@@ -73,7 +73,7 @@ impl SegmentSource for MappedSegments {
     }
 }
 
-/// One mapping; the only reference to its memory.
+/// A mapping of memory, to which this is the only reference.
 struct MappedSegment(NonNull<u8>);
 
 // SAFETY: a MappedSegment is the only reference to its memory.
@@ -101,8 +101,8 @@ impl MappedSegment {
         }
         let mapped = NonNull::new(mapped.cast::<u8>())?;
         let before_bytes = mapped.as_ptr().align_offset(SEGMENT_BYTES);
-        // SAFETY: of the two segments' worth just mapped one stays, and what is in front of it
-        // and behind it goes; it is ours alone, and the advice changes no content.
+        // SAFETY: of the two segments' worth just mapped one stays, and the memory in front of it
+        // and behind it goes. The memory is ours alone, and the advice changes no content.
         unsafe {
             let start = mapped.add(before_bytes);
             unmap(mapped, before_bytes);

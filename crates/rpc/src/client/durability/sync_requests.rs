@@ -1,5 +1,5 @@
 //! When a sync is due. Changes are kept for a while and synced all together. Room that runs out
-//! makes a sync urgent. What a sync cannot help does not.
+//! makes a sync urgent. Room that a sync cannot free makes none urgent.
 //!
 //! The task that asks the server is the client's sync scheduler; here is what it has to know.
 
@@ -27,7 +27,7 @@ pub(crate) enum SyncReason {
     Clean,
 }
 
-/// What the log has to say to the scheduler.
+/// The log's orders to the scheduler.
 #[derive(Default)]
 pub(super) struct SyncRequests {
     /// There is a scheduler.
@@ -99,7 +99,7 @@ impl UnsyncedLog {
         self.start_scheduler_if(start);
     }
 
-    /// Has synced what a process before this one may have changed.
+    /// Asks for a sync of the changes that a process before this one may have made.
     pub(crate) fn sync_inherited(&self) {
         if !self.is_clean() {
             self.request_sync();

@@ -1,4 +1,4 @@
-//! What is kept, what is only noted, and when memory goes back.
+//! Tests of which changes are kept, which are only noted, and when memory goes back.
 
 use std::sync::atomic::Ordering;
 
@@ -60,8 +60,8 @@ fn a_stream_leaves_room_and_is_noted_whole_until_a_sync() {
     assert_eq!(log.status().unkept_bytes, 0);
 }
 
-/// A replay would repeat it over a later one that was not kept, or its loss would be reported although
-/// it is on media.
+/// A replay would repeat an earlier change over this one, or a loss of this one would be reported
+/// although it is on media.
 // proves: P101
 #[test]
 fn a_durable_change_is_kept_while_there_is_room_and_is_no_loss() {
@@ -128,8 +128,8 @@ fn scheduler_starts(log: &UnsyncedLog) -> Arc<AtomicU64> {
     starts
 }
 
-/// The end of a replay passed for the start of a scheduler: of what was changed later nothing was
-/// ever synced, until the room was used up and nothing more was kept.
+/// The end of a replay passed for the start of a scheduler. Later changes were never synced, until
+/// the room was used up and nothing more was kept.
 #[test]
 fn after_a_loss_of_power_at_rest_changes_are_synced() {
     let log = log(LIMIT_BYTES);
@@ -193,8 +193,8 @@ fn a_lost_name_is_reported_once() {
     assert!(log.is_clean());
 }
 
-/// It is too late for the replay. To keep it would be to send it over newer data after the next
-/// loss.
+/// The answer is too late for the replay. To keep it would be to send it over newer data after the
+/// next loss.
 #[test]
 fn an_answer_from_before_a_loss_that_comes_after_the_recovery_is_a_loss() {
     let log = log(LIMIT_BYTES);

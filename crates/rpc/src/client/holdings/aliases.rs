@@ -1,6 +1,6 @@
-//! Open files that are known by two numbers. The front end names such a file by the request that opened
-//! it, the server by the lookup before it, which did open it. Both are noted for a later process of
-//! this mount, which knows only the first number.
+//! Open files that are known by two numbers. The front end names such a file by the request that
+//! opened it, the server by the lookup before it, which did open it. Both are noted for a later
+//! process of this mount, which knows only the first number.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use crate::client::memory::SessionMemory;
 
 pub(crate) struct Aliases {
     memory: Arc<SessionMemory>,
-    /// What a process before us noted: numbers by request. Requests do not come twice.
+    /// The notes of a process before us: numbers by request. Requests do not come twice.
     inherited: IdMap<u64, u64>,
     /// Places from here on have never been used.
     end: AtomicU32,

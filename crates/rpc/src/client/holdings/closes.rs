@@ -1,9 +1,9 @@
 //! Closes that were sent one way, without an answer.
 //!
-//! Whether the server has carried out such a close shows with the next answer on the same connection
-//! ([`ReplyHead::SETTLED`](crate::wire::ReplyHead)). Until then the close is kept, also for a later
-//! process of this mount, and sent again on each new connection. A number never stands for a second
-//! open file, so a close that is repeated does nothing.
+//! Whether the server has carried out such a close shows with the next answer on the same
+//! connection ([`ReplyHead::SETTLED`](crate::wire::ReplyHead)). Until then the close is kept, also
+//! for a later process of this mount, and sent again on each new connection. A number never stands
+//! for a second open file, so a close that is repeated does nothing.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,7 +33,7 @@ impl CloseMemory {
         &self.memory
     }
 
-    /// What the process before us had sent and not heard of.
+    /// The closes that the process before us had sent and not heard of.
     pub(crate) fn inherited(&self) -> Vec<PendingClose> {
         let close = |place| PendingClose { handle: self.memory.close(place), place };
         (0..CLOSES_MAX as u32).map(close).filter(|close| close.handle != 0).collect()
@@ -50,8 +50,8 @@ impl CloseMemory {
         Some(PendingClose { handle, place })
     }
 
-    /// Notes the file that a call may open for a caller that gave up, until its answer comes:
-    /// should this process end before, the next one closes it. None if most places are taken:
+    /// Notes the file that a call may open for a caller that gave up, until the answer comes. If
+    /// this process ends before, the next process closes the file. None if most places are taken:
     /// closes need them.
     pub(crate) fn note_unwanted(&self, handle: u64) -> Option<PendingClose> {
         let has_room = self.free().len() > CLOSES_MAX / 2;
@@ -64,7 +64,7 @@ impl CloseMemory {
     }
 }
 
-/// Those sent on one channel, in the order of their sending among its calls.
+/// The closes sent on one channel, in the order of their sending among its calls.
 #[derive(Default)]
 pub(crate) struct UnsettledCloses {
     closes: VecDeque<SentClose>,
@@ -93,7 +93,7 @@ impl UnsettledCloses {
         self.closes.iter().any(|sent| sent.called)
     }
 
-    /// What was called on a connection is answered on no other one.
+    /// A close that was called on a connection is answered on no other one.
     pub(crate) fn connection_ends(&mut self) {
         self.closes.iter_mut().for_each(|sent| sent.called = false);
     }

@@ -1,6 +1,7 @@
-//! The files that this mount has open at the server. When a new server takes the place of the old one,
-//! they are opened again there before other clients can remove them. Each has a ticket, from which the
-//! new server knows that the file was open. Tickets are noted for a later process of this mount, too.
+//! The files that this mount has open at the server. When a new server takes the place of the old
+//! one, they are opened again there before other clients can remove them. Each has a ticket, from
+//! which the new server knows that the file was open. Tickets are noted for a later process of this
+//! mount, too.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -73,13 +74,14 @@ impl OpenFiles {
         self.lock().session_state = session_state;
     }
 
-    /// Whether what was opened in `session_state`, and is noted here, is open now or will be without
-    /// further ado. Not if another epoch of the server has been met before that was heard of.
+    /// Whether what was opened in `session_state`, and is noted here, is open now or will be
+    /// without further ado. Not if another epoch of the server has been met before that was heard
+    /// of.
     pub(crate) fn is_at(&self, session_state: SessionState) -> bool {
         self.lock().session_state == session_state
     }
 
-    /// What a process before us had open is among them.
+    /// The files that a process before us had open are among them.
     pub(crate) fn complete(&self) {
         let mut state = self.lock();
         state.missing = false;
@@ -125,7 +127,7 @@ impl OpenFiles {
         known.users == 0
     }
 
-    /// What a new server is to be shown.
+    /// The ticket that a new server is to be shown.
     pub(crate) fn ticket(&self, handle: u64) -> Option<Ticket> {
         self.lock().tickets.get(&handle).map(|noted| noted.ticket)
     }
@@ -177,8 +179,8 @@ impl OpenFiles {
         self.forget_in(&mut self.lock(), handle)
     }
 
-    /// Forgets a file that is about to be closed; if it is being opened again, once that
-    /// is done, so that the closing is what comes last.
+    /// Forgets a file that is about to be closed. A file that is being opened again is forgotten
+    /// once that is done, so that the close comes last.
     pub(crate) async fn closing(&self, handle: u64) {
         std::future::poll_fn(|task| {
             let mut state = self.lock();

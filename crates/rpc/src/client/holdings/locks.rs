@@ -65,8 +65,8 @@ impl HeldLocks {
         HeldLocks { state: Mutex::new(state), any_lost: AtomicBool::new(false) }
     }
 
-    /// The owners of fcntl locks, and their files, as a process before us noted them; none if
-    /// there may have been more than it had room for.
+    /// The owners of fcntl locks, and their files, as a process before us noted them. None if there
+    /// may have been more than the note had room for.
     pub(crate) fn owners(&self) -> Option<Vec<(FileId, LockOwner)>> {
         let state = self.lock();
         let posix = |held: &HeldLock| held.lock.family == LockFamily::Posix;
@@ -78,8 +78,8 @@ impl HeldLocks {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The server of `session_state` granted this. False if another has taken its place meanwhile,
-    /// which has been, or will be, notified that there is no such lock: it has to be asked.
+    /// The server of `session_state` granted this. False if another has taken its place meanwhile.
+    /// The other has been, or will be, notified that there is no such lock, and has to be asked.
     #[must_use]
     pub(crate) fn granted(&self, new: HeldLock, session_state: SessionState) -> bool {
         let mut state = self.lock();
@@ -99,7 +99,7 @@ impl HeldLocks {
         Err(Error::new(Errno::ENOLCK).because("the mount's limit of locks"))
     }
 
-    /// A call is about to be made that gives up what is held here: all of it, or with a
+    /// A call is about to be made that gives up what is held here. It gives up all of it, or with a
     /// shared lock the right to be alone.
     pub(crate) fn given_up(&self, id: FileId, lock: Lock) {
         if lock.kind == LockKind::Exclusive {
@@ -114,14 +114,14 @@ impl HeldLocks {
         }
     }
 
-    /// A caller that asked for locks or gave them up has left, and it is not known what the server
-    /// received of that. No lock of this file is asked for, through any open file of
-    /// it, until that is undone: owners' names are used again.
+    /// A caller that asked for locks or gave them up has left, and nobody knows which of these
+    /// calls the server received. No lock of this file is asked for, through any open file of it,
+    /// until that is undone: owners' names are used again.
     pub(crate) fn undo(&self, handle: u64, id: FileId) {
         self.lock().undoing.push((handle, id));
     }
 
-    /// One such leaving has been undone.
+    /// What one call of [`Self::undo`] noted has been undone.
     pub(crate) fn undone(&self, handle: u64, id: FileId) {
         let mut state = self.lock();
         if let Some(at) = state.undoing.iter().position(|other| *other == (handle, id)) {
@@ -160,8 +160,8 @@ impl HeldLocks {
         .await
     }
 
-    /// What its owner holds of the range of `lock`: what is granted beyond that, nobody
-    /// knows of.
+    /// The locks that the owner of `lock` holds in its range. Nobody knows what is granted beyond
+    /// them.
     pub(crate) fn known(&self, id: FileId, lock: Lock) -> Vec<Lock> {
         let mut gaps = vec![lock.range];
         let mut known = Vec::new();
@@ -204,8 +204,8 @@ impl HeldLocks {
         self.lock().session_state = session_state;
     }
 
-    /// Everything held, now that the server has forgotten it, and another is asked: calls through these open
-    /// files wait until [`HeldLocks::settled`].
+    /// Everything held, now that the server has forgotten it, and another is asked: calls through
+    /// these open files wait until [`HeldLocks::settled`].
     pub(crate) fn suspend_all(&self, session_state: SessionState) -> Vec<HeldLock> {
         let mut state = self.lock();
         state.session_state = session_state;
@@ -216,8 +216,8 @@ impl HeldLocks {
         state.locks.iter().collect()
     }
 
-    /// Whether locks were taken through an open file, or are in doubt: closing it gives
-    /// them back, and other clients should not wait longer for them than for the close.
+    /// Whether locks were taken through an open file, or are in doubt. Closing the file gives them
+    /// back, and other clients should wait no longer for them than for the close.
     pub(crate) fn concerns(&self, handle: u64) -> bool {
         let state = self.lock();
         state.locks.any_through(handle)

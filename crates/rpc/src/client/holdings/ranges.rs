@@ -10,14 +10,15 @@ use dray_core::{FileId, Lock, LockFamily, LockKind, LockOwner, LockRange};
 use crate::client::holdings::locks::HeldLock;
 use crate::client::memory::{LOCKS_MAX, SessionMemory};
 
-/// All of them. Those of one owner do not overlap, and neighbours that are alike are one.
+/// The ranges of all owners and files. The ranges of one owner do not overlap, and neighbours that
+/// are alike are one.
 pub(crate) struct LockRanges {
     memory: Arc<SessionMemory>,
     all: BTreeMap<Key, NotedLock>,
     by_handle: BTreeSet<(u64, Key)>,
     /// Places where none is noted.
     free: Vec<usize>,
-    /// Those that there was no place for.
+    /// The locks for which there was no place.
     unnoted: BTreeSet<Key>,
     complained: bool,
 }
@@ -51,8 +52,8 @@ impl Key {
 }
 
 impl LockRanges {
-    /// With the locks noted in `memory`, if a process before us did. One that it died at changing
-    /// is there in both forms: what either of them covers is held.
+    /// With the locks noted in `memory`, if a process before us did. A lock that the process died
+    /// at changing is there in both forms: the bytes of either form are held.
     pub(crate) fn new(memory: Arc<SessionMemory>) -> LockRanges {
         let left = memory.locks();
         let mut free: Vec<usize> = (0..LOCKS_MAX).rev().collect();
@@ -92,13 +93,13 @@ impl LockRanges {
         self.replace(gone, pieces);
     }
 
-    /// What is held by the owner of `lock` and has bytes of its range.
+    /// The locks of the owner of `lock` that have bytes of its range.
     pub(crate) fn overlapping(&self, id: FileId, lock: &Lock) -> Vec<HeldLock> {
         let touching = self.touching(id, lock).into_iter().map(|noted| noted.held);
         touching.filter(|held| held.lock.range.overlaps(lock.range)).collect()
     }
 
-    /// What is not as it was when `new` is taken.
+    /// The locks that change when `new` is taken.
     fn changed_by(&self, new: &HeldLock) -> Vec<NotedLock> {
         let mut changed = self.touching(new.id, &new.lock);
         changed.retain(|NotedLock { held, .. }| {
@@ -107,7 +108,7 @@ impl LockRanges {
         changed
     }
 
-    /// What is held by the owner of `lock` within its range and beside it.
+    /// The locks of the owner of `lock` within its range and beside it.
     fn touching(&self, id: FileId, lock: &Lock) -> Vec<NotedLock> {
         let (key, LockRange { start, end }) = (Key::of(id, lock), lock.range);
         let before = start.checked_sub(1).and_then(|before| {
@@ -125,14 +126,14 @@ impl LockRanges {
         self.replace(gone, Vec::new());
     }
 
-    /// What was taken through an open file is gone.
+    /// The locks that were taken through an open file are gone.
     pub(crate) fn remove_through(&mut self, handle: u64) {
         let keys = self.through(handle).filter_map(|key| self.all.get(key));
         let gone = keys.copied().collect();
         self.replace(gone, Vec::new());
     }
 
-    /// This one is gone.
+    /// This lock is gone.
     pub(crate) fn remove(&mut self, held: &HeldLock) {
         let gone = self.all.get(&Key::of(held.id, &held.lock)).filter(|one| one.held == *held);
         let gone = gone.copied().into_iter().collect();
@@ -233,7 +234,7 @@ fn is_like(one: &HeldLock, other: &HeldLock) -> bool {
     HeldLock { lock, ..*one } == *other
 }
 
-/// What is left of `range` when `cut` is taken out: nothing, one piece or two.
+/// The rest of `range` when `cut` is taken out: nothing, one piece or two.
 pub(crate) fn without(range: LockRange, cut: LockRange) -> [Option<LockRange>; 2] {
     if !range.overlaps(cut) {
         return [Some(range), None];

@@ -1,4 +1,5 @@
-//! The tickets of open files: noted for a later process of this mount, and used to open files again.
+//! The tickets of open files: noted for a later process of this mount, and used to open files
+//! again.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -71,9 +72,9 @@ pub(crate) struct ReopenRequest {
     pub(crate) ticket: Option<Ticket>,
 }
 
-/// Opens a file again at a server that has forgotten it, in the name of `cx`: whose rights
-/// decide where there is no ticket to show, or that has run out. Answers a ticket for the next
-/// time. Errors: those of opening.
+/// Opens a file again at a server that has forgotten it, in the name of `cx`. The rights of `cx`
+/// decide where there is no ticket to show, or where the ticket has run out. Answers a ticket for
+/// the next time. Errors: those of opening.
 pub(crate) async fn reopen(
     channel: &Channel,
     cx: &Context,

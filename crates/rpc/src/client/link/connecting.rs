@@ -19,15 +19,14 @@ use crate::client::channel::Channel;
 use crate::client::session::ConnectError;
 use crate::wire::Proof;
 
-/// First wait before connecting anew; doubled each time up to the last. What is waited is
-/// between half of it and all of it, by chance, so that the clients of a server that
-/// comes back do not come all at once.
+/// First wait before connecting anew; doubled each time up to the last. The wait is between half of
+/// it and all of it, by chance. So the clients of a server that comes back do not come all at once.
 const BACKOFF_FIRST: Duration = Duration::from_millis(20);
 pub(super) const BACKOFF_LAST: Duration = Duration::from_millis(500);
 /// A handshake that takes longer has failed.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
-/// A server that ends a first connection before it has said anything has too many in their handshake,
-/// as when all nodes mount at once. It is asked again for so long.
+/// A server that ends a first connection before it has said anything has too many in their
+/// handshake, as when all nodes mount at once. It is asked again for so long.
 const CROWDED_MAX: Duration = Duration::from_secs(5);
 
 /// How a connection that served ended.
@@ -39,7 +38,7 @@ struct ConnectionEnd {
 /// Why a connection never served.
 struct ConnectFailure {
     error: ConnectError,
-    /// It was ended before the server had said anything.
+    /// The connection was ended before the server had said anything.
     refused: bool,
     tell: Option<oneshot::Sender<HandshakeOutcome>>,
 }
@@ -55,7 +54,7 @@ impl ConnectFailure {
     }
 }
 
-/// What is waited, by chance, where it is `backoff` at most.
+/// The time to wait, by chance, where it is `backoff` at most.
 fn jittered(backoff: Duration) -> Duration {
     backoff.mul_f64(0.5 + random_u64() as f64 / u64::MAX as f64 / 2.0)
 }
@@ -181,14 +180,14 @@ impl Link {
             // without waiting there would be no end to it.
             let heeds_others = tried.is_err();
             match tried {
-                // One of its own for a recovery that is over.
+                // The channel was made for a recovery that is over.
                 Ok(_) if channel.is_shut() => return,
                 Ok(ConnectionEnd { error, useful }) => {
                     let target = self.connector.target();
                     if self.is_wanted() && self.outage.lost(key_of(channel)) {
                         log::warn!("lost the connection to {target}: {error}; connecting anew");
                     }
-                    // One that a server drops as soon as it has it is no better than none.
+                    // A connection that a server drops as soon as it has it is no better than none.
                     if useful {
                         backoff = BACKOFF_FIRST;
                     }
@@ -218,14 +217,14 @@ impl Link {
         }
     }
 
-    /// Whether the first channel has to come first: it ends what connections of a process
-    /// before us still carry, so that nothing of that arrives behind what we say on others.
+    /// Whether the first channel has to come first. It ends the connections of a process before us,
+    /// so that nothing from them arrives behind what we say on others.
     fn waits_for_first(&self, channel: &Arc<Channel>) -> bool {
         let first = self.first.get().is_some_and(|first| first.as_ptr() == Arc::as_ptr(channel));
         !first && !*self.met.borrow()
     }
 
-    /// One connection from its making to its end. `Err`: why it never served; none where another
+    /// A connection from its making to its end. `Err`: why it never served; none where another
     /// connection was only sooner. Sends the outcome of the handshake to `tell`.
     async fn connect_once(
         self: &Arc<Link>,
@@ -275,7 +274,8 @@ impl Link {
             ConnectError::Refused { errno: Errno::ESHUTDOWN, .. } => Some(ServerEnd::Evicted),
             ConnectError::Refused { errno: Errno::EREMCHG, .. }
             | ConnectError::Definition { .. } => {
-                // Who begins one may begin it again, by the definition that it was given.
+                // A client that begins a session may begin it again, by the definition that it was
+                // given.
                 (self.server().session != 0).then_some(ServerEnd::Redefined)
             }
             ConnectError::Refused { .. }

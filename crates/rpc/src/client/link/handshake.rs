@@ -1,4 +1,4 @@
-//! What one connection receives: the handshake, then the answers to calls.
+//! The messages that one connection receives: the handshake, then the answers to calls.
 
 use std::io;
 use std::sync::Arc;
@@ -47,11 +47,12 @@ pub(super) struct LinkSink {
     connection: Arc<dyn Connection>,
     stage: Stage,
     features: u64,
-    /// What we knew of server and session when we asked for it.
+    /// The state of server and session, as we knew it when we asked for the session.
     asked: SessionState,
-    /// What was said first; the proofs cover it.
+    /// The first message; the proofs cover it.
     hello: Vec<u8>,
-    /// Of this connection at the server; before it is known, of the one that it replaces.
+    /// The number of this connection at the server. Before it is known, that of the connection that
+    /// it replaces.
     pub(super) number: u64,
     /// Dropped when the handshake has come to an end: then its watcher ends, too.
     settled: Option<oneshot::Sender<()>>,
@@ -231,9 +232,9 @@ impl LinkSink {
         Ok(())
     }
 
-    /// Does not go on with what a welcome offers. A session that was begun for us is given
-    /// back, or the server would wait for its client after a restart; with it, it ends the
-    /// connection.
+    /// Does not go on with what a welcome offers. A session that was begun for us is given back, or
+    /// the server would wait for its client after a restart. The server ends the connection with
+    /// the session.
     fn decline(&mut self, welcome: &Welcome) {
         self.stage = Stage::Declined;
         if welcome.resumed {
@@ -322,10 +323,10 @@ impl Sink for LinkSink {
     }
 }
 
-/// It proved another key than ours, or none.
+/// The server proved another key than ours, or none.
 const KEYS_DIFFER: &str = "the server does not know the key";
 
-/// What the other end says, as text and no more: a terminal or a log shall not obey it.
+/// The other end's message, as text and no more: a terminal or a log shall not obey it.
 fn shown(message: &str) -> String {
     let plain = |letter: char| if letter.is_control() { '?' } else { letter };
     message.chars().take(MESSAGE_MAX_CHARS).map(plain).collect()

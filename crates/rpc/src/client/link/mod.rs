@@ -1,4 +1,5 @@
-//! What all channels of a session share: the server's identity, and all that is held there.
+//! The state that all channels of a session share: the server's identity, and all that is held
+//! there.
 
 pub(crate) mod changes;
 mod connecting;
@@ -41,13 +42,13 @@ const PROCESS_SHIFT: u32 = 40;
 /// Why a server ends a session for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ServerEnd {
-    /// Its administrator does not want this mount any more.
+    /// The server's administrator does not want this mount any more.
     Evicted,
     /// The server has another definition of the projection than the one that this mount places by.
     Redefined,
 }
 
-/// What all channels of a session share about its server.
+/// The state that all channels of a session share about its server.
 pub(crate) struct Link {
     pub(crate) options: ClientOptions,
     pub(crate) connector: Arc<dyn Connect>,
@@ -183,8 +184,8 @@ impl Link {
         if cx.origin.node == NodeId::OWN { 0 } else { cx.origin.request.0 }
     }
 
-    /// By what a request will be known again if it is repeated by another process; the node is
-    /// [`NodeId::OWN`] if that is this client, and the number 0 if it is not known again.
+    /// The identity by which a request is recognized if another process repeats it. The node is
+    /// [`NodeId::OWN`] if that is this client. The number is 0 if the request is not recognized.
     pub(crate) fn origin_of(&self, cx: &Context) -> Origin {
         let node = if cx.origin.node == self.node { NodeId::OWN } else { cx.origin.node };
         Origin { node, request: RequestId(self.request_of(cx)) }
@@ -238,8 +239,8 @@ impl Link {
         Channel::new(self.options.timeout, self.closing.clone(), rights, session)
     }
 
-    /// A replay with this epoch of the server is to begin on `channel`: one with an epoch before
-    /// it is over, on its channel, too, whether its calls are answered or not. False if yet
+    /// A replay with this epoch of the server is to begin on `channel`. A replay with an earlier
+    /// epoch is over, on its channel, too, whether its calls are answered or not. False if yet
     /// another epoch has been met.
     pub(crate) fn begin_replay(&self, channel: &Arc<Channel>, session_state: SessionState) -> bool {
         let known = self.server(); // while it is held no other epoch is met
@@ -264,9 +265,11 @@ impl Link {
         self.memory.session().and_then(|_| self.memory.export())
     }
 
-    /// Gives up what processes before us had open for other clients: see [`ClientSession::release_inherited`].
+    /// Gives up what processes before us had open for other clients: see
+    /// [`ClientSession::release_inherited`].
     ///
-    /// [`ClientSession::release_inherited`]: crate::client::session::ClientSession::release_inherited
+    /// [`ClientSession::release_inherited`]:
+    /// crate::client::session::ClientSession::release_inherited
     pub(crate) fn release_inherited(&self, channel: &Channel) {
         let range = OWN_NUMBER..self.first_handle;
         if range.is_empty() {

@@ -1,6 +1,6 @@
-//! What the log says of a server that is away, however many connections a mount has, and however often
-//! it tries to connect: one line when the server goes, one line why it cannot be reached, one line why
-//! it refuses the mount, one line when it is back.
+//! The log's lines about a server that is away, however many connections a mount has, and however
+//! often it tries to connect. There is one line when the server goes, and one line why it cannot be
+//! reached. There is one line why it refuses the mount, and one line when it is back.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use dray_rt::Instant;
 
-/// An outage that begins sooner than this after the last is not reported again: a server
+/// An outage that begins sooner than this after the last is not reported again. Otherwise a server
 /// that takes connections and drops them would fill the log.
 const QUIET: Duration = Duration::from_secs(60);
 
@@ -63,8 +63,8 @@ impl Outage {
     }
 
     /// A server that can be reached does not take us, and waiting alone is no help against it. True
-    /// if that is to be reported: a server that is upgraded is away before it is another one, so that
-    /// it is more than what [`Outage::failed`] said.
+    /// if the outage is to be reported. A server that is upgraded is away before it is another one,
+    /// so that this is more than what [`Outage::failed`] said.
     pub(crate) fn refused(&self) -> bool {
         let mut state = self.lock();
         let quiet = state.refusal_reported.is_some_and(|reported| reported.elapsed() < QUIET);
@@ -139,7 +139,8 @@ mod tests {
             dray_rt::sleep(QUIET).await;
             assert!(outage.lost(1) && outage.failed() && outage.back(1).is_some());
             assert!(outage.ended(1).is_none(), "it was not down");
-            // One that was made for a recovery breaks with the others, and is not needed again.
+            // A connection that was made for a recovery breaks with the others, and is not needed
+            // again.
             dray_rt::sleep(QUIET).await;
             assert!(outage.lost(1) && !outage.lost(4));
             assert!(outage.back(1).is_none() && outage.ended(4).is_some());
@@ -164,8 +165,8 @@ mod tests {
         });
     }
 
-    /// After an upgrade of the server the log did not say why it was gone for good: that it had been
-    /// away before was all that the log said.
+    /// After an upgrade of the server the log did not say why it was gone for good. The log said
+    /// only that the server had been away before.
     #[test]
     fn a_refusal_after_an_outage_is_reported_once() {
         let mut executor =

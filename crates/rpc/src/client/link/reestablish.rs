@@ -18,12 +18,12 @@ use crate::wire::{Call, NotifyHead};
 
 /// Files that are opened again at once.
 const REOPENED_AT_ONCE: usize = 16;
-/// Reestablishments under way at most. One ends when another epoch of the server has been met, but
-/// not before its calls are answered, so that no close overtakes an opening. With a server that
-/// never answers there would be any number of them.
+/// Reestablishments under way at most. A reestablishment ends when another epoch of the server has
+/// been met, but not before its calls are answered. So no close overtakes an opening. With a server
+/// that never answers there would be any number of them.
 const REESTABLISH_MAX: u32 = 4;
 
-/// What is to be reestablished at a server that lost its state.
+/// The state that is to be reestablished at a server that lost its own.
 pub(super) struct Reestablish {
     /// The channel for it.
     pub(super) channel: Arc<Channel>,
@@ -77,8 +77,8 @@ impl Link {
         next
     }
 
-    /// Gets again from a server that lost its state what the one before it gave: locks, open files
-    /// and answers.
+    /// Reestablishes the locks, open files and answers of the server before at a server that lost
+    /// its state.
     async fn reestablish(self: &Arc<Link>, back: Reestablish) {
         let Reestablish { channel, locks, instance } = back;
         let answered = self.slots.await_answers(&channel);
@@ -148,8 +148,8 @@ impl Link {
 
     /// Reclaims locks one after the other. False if that server, too, has gone meanwhile.
     async fn reclaim(&self, channel: &Channel, locks: Vec<HeldLock>, instance: u64) -> bool {
-        // Where that server dies too, it is begun anew: the next one must not be notified that all
-        // locks are reclaimed when only the rest has been.
+        // Where that server dies too, the reestablishment begins anew. The next server must not be
+        // notified that all locks are reclaimed when only the rest has been.
         for held in locks {
             if !self.reclaim_one(channel, &held, instance).await {
                 return false;
@@ -197,8 +197,8 @@ impl Link {
         true
     }
 
-    /// Whether it has to be asked again, because no answer has come in time: the mount's limit
-    /// is for those who wait for what they had, and does not decide what becomes of that.
+    /// Whether the question has to be asked again, because no answer has come in time. The mount's
+    /// limit is for callers that wait for what they had. It does not decide what becomes of that.
     fn is_late<T>(&self, outcome: &Result<T>) -> bool {
         let late = outcome.as_ref().is_err_and(|error| error.errno() == Errno::EHOSTDOWN);
         late && self.is_wanted()

@@ -1,5 +1,5 @@
-//! What is given back to the server when its user is gone: open files, and locks that a caller asked
-//! for and did not wait for.
+//! The release of open files and locks at the server when their user is gone. These are open files,
+//! and locks that a caller asked for and did not wait for.
 
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ impl Link {
     /// Closes what lookups of a process before this one opened and no caller used.
     pub(crate) fn close_inherited(&self, channel: &Arc<Channel>) {
         for surplus in self.open_ahead.inherited() {
-            // It died between taking and forgetting it.
+            // The process before us died between taking and forgetting it.
             let used = self.files.aliases.has_inherited(surplus.handle);
             if used || channel.close_noted(surplus.handle) {
                 self.open_ahead.forget(surplus);
@@ -101,8 +101,8 @@ impl Link {
         });
     }
 
-    /// Waits until a file that has to do with locks can be closed. If it is being opened again for
-    /// them, or they are being given back through it, that comes first. A lock that could not be
+    /// Waits until a file that has to do with locks can be closed. A reopening of the file for its
+    /// locks comes first. So does a release of locks through the file. A lock that could not be
     /// reclaimed is ignored.
     pub(crate) async fn prepare_close(&self, handle: u64) {
         let cx = Context::system();

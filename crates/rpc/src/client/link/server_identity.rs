@@ -1,4 +1,4 @@
-//! What the server says of itself and of the session, and what follows when that changes.
+//! The server's statements about itself and about the session, and the effects when they change.
 
 use std::sync::atomic::Ordering;
 
@@ -11,10 +11,10 @@ use crate::wire::{
     LATE_WRITES, ONE_USER, SQUASHES, Welcome, feature_of,
 };
 
-/// What opening at a lookup takes.
+/// The features that opening at a lookup takes.
 const OPEN_AHEAD: u64 = FEATURE_LOOKUP_OPEN | FEATURE_ONE_WAY;
 
-/// What the server said last of itself and of the session.
+/// The server's last statement about itself and about the session.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ServerIdentity {
     pub(crate) session: u64,
@@ -30,7 +30,7 @@ pub(crate) struct ServerIdentity {
     pub(crate) opens_ahead: bool,
     /// Whether it says the versions of the parts of split reads.
     pub(crate) split_reads: bool,
-    /// What it knows beside what every server does.
+    /// The server's features beside those that every server has.
     pub(super) features: u64,
     /// Whether all callers are one user at the server.
     pub(crate) one_user: bool,
@@ -49,7 +49,7 @@ impl ServerIdentity {
         self.features & feature == feature
     }
 
-    /// What a handshake begins with.
+    /// The session state that a handshake begins with.
     pub(crate) fn session_state(&self) -> SessionState {
         SessionState { session: self.session, instance: self.instance }
     }
@@ -68,19 +68,19 @@ impl SessionState {
     }
 }
 
-/// What a welcome changes.
+/// The changes that a welcome makes.
 pub(super) struct WelcomeNews {
     /// The server has lost its memory of this session: the locks to reclaim.
     pub(super) forgotten: Option<Vec<HeldLock>>,
-    /// So has its machine, and what was not on media.
+    /// The server's machine has lost its memory, too, and all changes that were not on media.
     pub(super) power_lost: bool,
 }
 
 impl Link {
     /// Takes note of a welcome to a handshake that was begun with `asked`. None if another
-    /// connection has been welcomed meanwhile and was offered something else: this one would lead to
-    /// a second session of this mount, with other locks and open files, or to a server that
-    /// is gone. The next handshake begins with what that one was offered.
+    /// connection has been welcomed meanwhile and was offered something else. This connection would
+    /// then lead to a server that is gone, or to a second session of this mount. Such a session has
+    /// other locks and open files. The next handshake begins with what that one was offered.
     pub(super) fn welcomed(
         &self,
         welcome: &Welcome,

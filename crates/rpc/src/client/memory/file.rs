@@ -1,5 +1,6 @@
-//! Memory of a session in a file, for a server that is a client itself: the next process of it finds
-//! what the one before it had, as a mount's does in the memfd that its supervisor holds.
+//! Memory of a session in a file, for a server that is a client itself. The server's next process
+//! finds in it what the process before had. A mount has a memfd for that, which its supervisor
+//! holds.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -10,12 +11,12 @@ use std::path::Path;
 use super::{BYTES, OWN_BOOT, STRIDE_BYTES, SessionMemory};
 
 impl SessionMemory {
-    /// The memory in the file at `path`, which is made if there is none, and belongs to this process
-    /// until that ends. `boot`: of this machine. A file of another boot may be older than what was
-    /// done after it, so it begins anew: its session ends with its lease.
+    /// The memory in the file at `path`, which is made if there is none. The file belongs to this
+    /// process until the process ends. `boot`: of this machine. A file of another boot may be older
+    /// than later changes of the memory, so it begins anew: its session ends with its lease.
     ///
-    /// The file takes 42 MB, all of them from the beginning: a full disk must not end a process that
-    /// writes to its memory.
+    /// The file takes 42 MB, all of them from the beginning: a full disk must not end a process
+    /// that writes to its memory.
     ///
     /// Errors: another process has it (`WouldBlock`); it is none of this version (`InvalidData`);
     /// those of open(2), flock(2), fallocate(2) and mmap(2).
@@ -37,8 +38,8 @@ impl SessionMemory {
         SessionMemory::begin_file(file, boot)
     }
 
-    /// The memory of the session with this index in a file that [`SessionMemory::open_file`] has opened,
-    /// likewise with all of its blocks. Errors: as there.
+    /// The memory of the session with this index in a file that [`SessionMemory::open_file`] has
+    /// opened, likewise with all of its blocks. Errors: as there.
     pub fn from_file_at(file: OwnedFd, index: usize) -> io::Result<SessionMemory> {
         reserve(&file, index)?;
         SessionMemory::from_fd_at(file, index)

@@ -1,5 +1,5 @@
-//! What a client holds, as its successor finds it: locks, tickets of open files, files that
-//! lookups opened, and the requests by which open files are known.
+//! The objects that a client holds, as its successor finds them. These are locks, tickets of open
+//! files, files that lookups opened, and the requests by which open files are known.
 
 use dray_core::{FileId, Lock, LockFamily, LockKind, LockOwner, LockRange, NodeId, OpenHow, Pid};
 
@@ -104,12 +104,12 @@ impl SessionMemory {
         }
     }
 
-    /// What is noted at this place; 0: nothing.
+    /// The handle that is noted at this place; 0: nothing.
     pub(crate) fn open_ahead_handle(&self, place: u32) -> u64 {
         if self.fd.is_some() { self.get(FIRST_OPEN_AHEAD + place as usize) } else { 0 }
     }
 
-    /// It is closed, or used. Something else may be noted there since.
+    /// The file is closed, or used. Something else may be noted there since.
     pub(crate) fn forget_open_ahead(&self, place: u32, handle: u64) {
         if self.fd.is_some() {
             let word = self.word(FIRST_OPEN_AHEAD + place as usize);

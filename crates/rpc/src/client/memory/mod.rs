@@ -1,4 +1,4 @@
-//! What a session needs to outlive the client's process: some words of memory that
+//! The state that a session needs to outlive the client's process. It is some words of memory that
 //! somebody else may keep (a memfd held by a supervisor).
 //!
 //! ```text
@@ -22,8 +22,8 @@
 //! behind those: the instance of the server where all locks are reclaimed, and the one where all
 //! open files are reopened; 0: memory of an earlier release
 //! ```
-//! Each word is stored in one piece, a slot's request last and a lock's first word last, so that
-//! what a successor finds is true whatever instruction the process died at. Memory of an earlier
+//! Each word is stored in one piece, a slot's request last and a lock's first word last. So a
+//! successor finds the truth, whatever instruction the process died at. Memory of an earlier
 //! release ends before the tickets, and is made longer.
 
 mod file;
@@ -85,7 +85,7 @@ const NO_INSTANCE: u64 = u64::MAX;
 const BYTES: usize = WORDS * 8;
 /// From the memory of one session to the next in one file: whole pages, of 64 KiB at most.
 const STRIDE_BYTES: usize = BYTES.next_multiple_of(64 << 10);
-/// What memory of an earlier release has.
+/// The size of the memory of an earlier release.
 const OLD_BYTES: usize = TICKETS_END * 8;
 /// Memory that nobody takes over has no tickets.
 const HEAP_WORDS: usize = FIRST_TICKET;
@@ -106,8 +106,8 @@ fn refused(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-/// What taking a slot stores, in this order: its last request has got its answer, and the new
-/// one is not to be taken for that.
+/// The stores that taking a slot makes, in this order. The slot's last request has got its answer,
+/// and the new request is not to be taken for the last one.
 fn taking(number: u32, sequence: u32, request: u64) -> [(usize, u64); 3] {
     let at = FIRST_SLOT + 2 * number as usize;
     [(at + 1, 0), (at, u64::from(sequence) << 32 | IN_USE), (at + 1, request)]
@@ -167,8 +167,8 @@ impl SessionMemory {
         SessionMemory::from_fd_at(fd, 0)
     }
 
-    /// The memory of the session with this index among several sessions of one client, which lie in one
-    /// file. Only pages that are written to take memory. Errors: as [`SessionMemory::from_fd`].
+    /// The memory of the session with this index among several sessions of one client, which lie in
+    /// one file. Only pages that are written to take memory. Errors: as [`SessionMemory::from_fd`].
     pub fn from_fd_at(fd: OwnedFd, index: usize) -> io::Result<SessionMemory> {
         // SAFETY: an all-zero stat is valid, and the kernel writes to it during the call.
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
@@ -218,7 +218,7 @@ impl SessionMemory {
         Ok(SessionMemory { start, fd: Some(fd) })
     }
 
-    /// What a supervisor has to hold; none for memory on the heap.
+    /// The descriptor that a supervisor has to hold; none for memory on the heap.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(std::os::fd::AsFd::as_fd)
     }
@@ -250,8 +250,8 @@ impl SessionMemory {
         self.get(NODE) != 0
     }
 
-    /// The client's node is `node`: that of another session of this client, whose requests and locks are
-    /// known by the same numbers. To be said before the session begins.
+    /// The client's node is `node`: that of another session of this client, whose requests and
+    /// locks are known by the same numbers. To be said before the session begins.
     ///
     /// # Panics
     /// If it has another node already.
@@ -275,7 +275,8 @@ impl SessionMemory {
         (session != 0).then(|| (session, secret, self.get(INSTANCE)))
     }
 
-    /// Notes what a welcome says. What was held in another session is not reestablished in this one.
+    /// Notes what a welcome says. The locks and files of another session are not reestablished in
+    /// this one.
     pub(crate) fn set_session(&self, session: u64, secret: &[u8; 16], instance: u64) {
         if self.get(SESSION) != session {
             self.set_reestablished(NO_INSTANCE);
@@ -288,8 +289,8 @@ impl SessionMemory {
         self.set(0, MAGIC);
     }
 
-    /// The instance of the server where all locks were reclaimed, and the one where all open files were
-    /// reopened. A process that dies in the middle of that leaves the rest to its successor.
+    /// The instance of the server where all locks were reclaimed, and the one where all open files
+    /// were reopened. A process that dies in the middle of that leaves the rest to its successor.
     pub(crate) fn reestablished(&self) -> (u64, u64) {
         match self.fd {
             Some(_) => (self.get(RECLAIMED), self.get(REOPENED)),
@@ -310,7 +311,8 @@ impl SessionMemory {
         }
     }
 
-    /// The start of the server's machine after which nothing has to be replayed any more; 0 for none.
+    /// The start of the server's machine after which nothing has to be replayed any more; 0 for
+    /// none.
     pub(crate) fn boot(&self) -> u64 {
         self.get(BOOT)
     }
@@ -319,8 +321,8 @@ impl SessionMemory {
         self.set(BOOT, boot);
     }
 
-    /// What is known of the export, but for what is below it; none before the first welcome,
-    /// and in memory of an earlier release.
+    /// The export's properties, without those of the file system below. None before the first
+    /// welcome, and in memory of an earlier release.
     pub(crate) fn export(&self) -> Option<FsInfo> {
         self.fd.as_ref()?;
         let words: [u64; 5] = std::array::from_fn(|index| self.get(EXPORT + index));
@@ -399,7 +401,7 @@ impl SessionMemory {
         self.set(FIRST_CLOSE + place as usize, handle);
     }
 
-    /// Its change has been answered, or nobody waits for it.
+    /// The slot's change has been answered, or nobody waits for it.
     pub(crate) fn free_slot(&self, number: u32) {
         self.slot_word(number).fetch_and(!IN_USE, Ordering::AcqRel);
     }
@@ -409,7 +411,7 @@ impl SessionMemory {
         self.slot_word(number).fetch_or(LOST, Ordering::AcqRel);
     }
 
-    /// Its change is made in the session that there is now.
+    /// The slot's change is made in the session that there is now.
     pub(crate) fn keep_slot(&self, number: u32) {
         self.slot_word(number).fetch_and(!LOST, Ordering::AcqRel);
     }
@@ -446,7 +448,7 @@ mod tests {
     use crate::wire::Ticket;
     use dray_core::{Lock, LockFamily, LockKind, LockOwner, LockRange, OpenHow, Pid};
 
-    /// A process that died in between left the new request with the number of the last one: its
+    /// A process that died in between left the new request with the number of the last one. Its
     /// successor asked for that again, and took its answer for the new one's.
     // proves: P94
     #[test]

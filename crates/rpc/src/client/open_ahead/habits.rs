@@ -1,6 +1,7 @@
-//! What follows a lookup: whether a program that looks names up in a directory opens what it finds. This
-//! is learned as a processor learns of branches (Yeh and Patt, "Two-level adaptive training branch
-//! prediction", 1991): a count for each directory and each outcome of the lookup before.
+//! The prediction of what follows a lookup: whether a program that looks names up in a directory
+//! opens the files that it finds. The habits are learned as a processor learns of branches (Yeh and
+//! Patt, "Two-level adaptive training branch prediction", 1991). There is a count for each
+//! directory and each outcome of the lookup before.
 
 use dray_core::{FileId, OpenHow};
 
@@ -13,7 +14,7 @@ const MOST: u8 = 3;
 #[derive(Clone, Copy)]
 struct Habit {
     dir: FileId,
-    /// As files were opened there last.
+    /// The options with which files were last opened there.
     how: OpenHow,
     /// Whether the last lookup was followed by an opening.
     opened: bool,
@@ -22,7 +23,7 @@ struct Habit {
     counts: [u8; 2],
 }
 
-/// Of all threads of a mount.
+/// The habits of all threads of a mount.
 pub(super) struct LookupHabits(Box<[Option<Habit>]>);
 
 impl LookupHabits {
@@ -69,8 +70,8 @@ mod tests {
     const DIR: FileId = FileId { ino: 5, generation: 1 };
     const READ: Option<OpenHow> = Some(OpenHow::READ);
 
-    /// Lets it learn `pattern` again and again; how often it was wrong in the last round: that
-    /// a file would be opened, that it would not.
+    /// Lets it learn `pattern` again and again. Returns how often it was wrong in the last round:
+    /// that a file would be opened, and that it would not.
     fn wrong(pattern: &[Option<OpenHow>]) -> (usize, usize) {
         let mut habits = LookupHabits::new();
         let (mut in_vain, mut missed) = (0, 0);

@@ -1,10 +1,11 @@
-//! Open-ahead: opening a file at its lookup. open(2) of a name is a lookup and then an open. Where a
-//! program has opened what it looked up before, the client asks for both in one call
-//! ([`Call::LookupOpen`](crate::wire::Call::LookupOpen)). The open that follows is answered here. ADR
-//! 0018 says why no program can see a difference.
+//! Open-ahead: opening a file at its lookup. open(2) of a name is a lookup and then an open. Where
+//! a program has opened what it looked up before, the client asks for both in one call
+//! ([`Call::LookupOpen`](crate::wire::Call::LookupOpen)). The open that follows is answered here.
+//! ADR 0018 says why no program can see a difference.
 //!
-//! A file that was opened and not used is closed: at the next call of the same thread that shows that
-//! the file is not wanted, or by a task that looks at intervals while there is any.
+//! A file that was opened and not used is closed. The next call of the same thread closes it if the
+//! call shows that the file is not wanted. Otherwise a task does, which looks at intervals while
+//! there is any such file.
 
 mod habits;
 mod rights;
@@ -38,7 +39,7 @@ pub struct OpenAheadStats {
     pub given_up: u64,
 }
 
-/// What each thread looked up last, and what is open for it.
+/// The last lookup of each thread, and the files that are open for it.
 pub(crate) struct OpenAhead {
     memory: Arc<SessionMemory>,
     rights: Arc<RightsChanges>,
@@ -58,12 +59,12 @@ struct State {
     watched: bool,
 }
 
-/// What the last lookup of a thread was about. Threads share places by chance, and then learn
+/// The subject of the last lookup of a thread. Threads share places by chance, and then learn
 /// nothing of each other but what costs them a round trip.
 #[derive(Default)]
 struct Thread {
     pid: Pid,
-    /// Where it looked.
+    /// The directory in which the thread looked.
     dir: Option<FileId>,
     /// A lookup that shall open is under way.
     asks: bool,
@@ -76,7 +77,7 @@ struct Thread {
 pub(crate) struct OpenAheadFile {
     pub(crate) handle: u64,
     pub(crate) ticket: Option<Ticket>,
-    /// Where it was opened.
+    /// The session in which the file was opened.
     pub(crate) session_state: SessionState,
     guess: Guess,
 }
@@ -87,7 +88,7 @@ pub(crate) struct Guess {
     pub(crate) how: OpenHow,
     who: Arc<Identity>,
     place: usize,
-    /// When it was asked for.
+    /// The time at which the file was asked for.
     sent: Instant,
     rights: RightsSnapshot,
 }
@@ -174,8 +175,8 @@ impl OpenAhead {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A thread is about to look up a name in `dir`: how it is expected to open what it finds.
-    /// `handle`: the number that the file will have.
+    /// A thread is about to look up a name in `dir`. Returns how the thread is expected to open the
+    /// file. `handle`: the number that the file will have.
     pub(crate) fn expect(
         &self,
         cx: &Context,
@@ -198,7 +199,7 @@ impl OpenAhead {
         (Some(guess), surplus)
     }
 
-    /// What a lookup without an expectation has found.
+    /// The entry that a lookup without an expectation has found.
     pub(crate) fn found(&self, cx: &Context, dir: FileId, entry: &Entry) {
         let mut state = self.lock();
         let Some(place) = state.place(cx) else { return };
@@ -208,8 +209,8 @@ impl OpenAhead {
         }
     }
 
-    /// The answer to a lookup with an expectation: what it found, and whether that is open
-    /// under the number that it was given. True if a task has to look after it from now on.
+    /// Takes the answer to a lookup with an expectation: the entry found, and whether it is open
+    /// under the guessed number. True if a task has to look after it from now on.
     pub(crate) fn answered(
         &self,
         (guess, handle): (Guess, u64),
@@ -232,16 +233,16 @@ impl OpenAhead {
         !std::mem::replace(&mut state.watched, true)
     }
 
-    /// The caller of a lookup has left without an answer. What the lookup opens is closed when the
-    /// answer comes. Should this process die before, the next one closes it: it finds the number
-    /// noted, unless another lookup has taken the place.
+    /// The caller of a lookup has left without an answer. A file that the lookup opens is closed
+    /// when the answer comes. Should this process die before, the next one closes it: it finds the
+    /// number noted, unless another lookup has taken the place.
     pub(crate) fn left(&self, guess: &Guess) {
         let mut state = self.lock();
         let thread = &mut state.threads[guess.place];
         (thread.asks, thread.found) = (false, None);
     }
 
-    /// A thread opens a file: what its lookup opened, if that is what it wants.
+    /// A thread opens a file. Returns the file that its lookup opened, if that is the wanted one.
     pub(crate) fn take(
         &self,
         cx: &Context,
@@ -268,13 +269,13 @@ impl OpenAhead {
         (None, Some(open.surplus()))
     }
 
-    /// What was taken is an open file like any other now.
+    /// A file that was taken is an open file like any other now.
     pub(crate) fn used(&self, opened: &OpenAheadFile) {
         self.used.fetch_add(1, Ordering::Relaxed);
         self.forget(opened.surplus());
     }
 
-    /// What was taken cannot be used.
+    /// A file that was taken cannot be used.
     pub(crate) fn unused(&self, opened: &OpenAheadFile) -> Surplus {
         self.lock().given_up += 1;
         opened.surplus()
@@ -296,7 +297,7 @@ impl OpenAhead {
         (0..OPEN_AHEAD_MAX).filter_map(|place| state.take_out(place)).collect()
     }
 
-    /// What is open and can no longer be used. None if nothing is open any more: then no
+    /// The files that are open and can no longer be used. None if nothing is open any more: then no
     /// task has to look again before [`OpenAhead::answered`] says so.
     pub(crate) fn give_up_late(&self) -> Option<Vec<Surplus>> {
         let mut state = self.lock();
@@ -321,7 +322,7 @@ impl OpenAhead {
         (0..OPEN_AHEAD_MAX).map(noted).filter(|one| one.handle != 0).collect()
     }
 
-    /// It is being closed, or used.
+    /// The file is being closed, or used.
     pub(crate) fn forget(&self, Surplus { handle, place }: Surplus) {
         self.memory.forget_open_ahead(place as u32, handle);
     }
@@ -335,7 +336,8 @@ impl State {
         (cx.pid.0 != 0 && !self.threads[place].asks).then_some(place)
     }
 
-    /// What the thread `pid` found is not going to be opened; what another one did may be.
+    /// A file that the thread `pid` found is not going to be opened. A file that another thread
+    /// found may be.
     fn unwanted(&mut self, place: usize, pid: Pid) -> Option<Surplus> {
         let thread = &mut self.threads[place];
         if thread.found.take().is_some() && thread.pid == pid {

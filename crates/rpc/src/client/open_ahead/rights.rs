@@ -1,7 +1,7 @@
 //! Whether this mount itself has changed access rights, or is about to.
 //!
-//! The server lets a session's own changes pass what the session has opened ahead. So the client must
-//! not use such a file once its own change of rights is under way.
+//! The server lets a session's own changes pass what the session has opened ahead. So the client
+//! must not use such a file once its own change of rights is under way.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ const ENDED: u64 = 1 << 32;
 /// A change on its way, until its answer has come, or the connection went on which it was sent.
 pub(crate) struct RightsChange(Arc<RightsChanges>);
 
-/// None was on its way then.
+/// The count of changes of rights at a time when none was on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RightsSnapshot(u64);
 

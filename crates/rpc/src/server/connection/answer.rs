@@ -26,7 +26,7 @@ impl CallInHand {
         let settled = Weak::ptr_eq(&route.connection, &self.route.connection)
             && self.shared.counter(true).load(Ordering::SeqCst) == 0;
         let reply = if self.session.tickets() { reply } else { reply.without_ticket() };
-        // One that has gone: it is asked for again.
+        // The connection has gone: the call is asked for again.
         let Some(connection) = route.connection.upgrade() else { return self.over() };
         let sent = reply.send(&*connection, route.tag, settled);
         // Whatever else went wrong ends the connection, and it is asked for again.

@@ -45,15 +45,15 @@ struct TypedCall<'a> {
 /// A call that may be carried out.
 struct Entered<'a> {
     again: Option<Reexecution>,
-    /// Until it is answered.
+    /// Held until the call is answered.
     _slotted: Option<SlottedChange<'a>>,
 }
 
 /// The connection that a call came by has gone.
 struct Gone;
 
-/// What came of a call. It keeps its grants until the answer has been noted. They are in a box, since an
-/// outcome is moved several times and most calls have none.
+/// The outcome of a call. It keeps its grants until the answer has been noted. They are in a box,
+/// since an outcome is moved several times and most calls have none.
 struct Executed {
     reply: Reply,
     grants: Option<Box<Grants>>,
@@ -63,7 +63,7 @@ struct Executed {
 struct Grants {
     _plan: Option<Plan>,
     _again: Option<Reexecution>,
-    /// Of the bytes that it writes, where it has none of the file besides.
+    /// The grant of the bytes that a call writes, where it has no other grant of the file.
     _lone: Option<RangeGrant>,
 }
 
@@ -85,7 +85,7 @@ fn opens(change: SessionChange) -> Option<u64> {
 enum Refused {
     /// This is its answer.
     With(Box<Reply>),
-    /// It is answered elsewhere, or nobody waits for it.
+    /// The call is answered elsewhere, or nobody waits for it.
     Unheard,
 }
 
@@ -111,7 +111,8 @@ impl CallInHand {
         let Entered { again, _slotted } = entered;
         let Executed { reply, grants } = self.execute(&call, data, again, changing.as_ref()).await;
         if self.session.export.is_lost() {
-            // As if the server had died now: whether it was made is found out at the next opening.
+            // The call ends as if the server had died now: whether it was made is found out at the
+            // next opening.
             return self.over();
         }
         let CallHead { slot, sequence, .. } = self.head;
@@ -122,7 +123,7 @@ impl CallInHand {
         drop((grants, changing));
         match route {
             Some(route) => self.answer(&route, reply),
-            // Its client has given up on it, and waits for the tag alone.
+            // The client has given up on the call, and waits for the tag alone.
             None => self.answer(&self.route, reply),
         }
     }
@@ -137,7 +138,7 @@ impl CallInHand {
         let recovery = &self.session.export.recovery;
         if recovery.running() && self.waits_for_recovery(row) {
             recovery.wait(&self.cx).await.map_err(|error| Refused::with(Reply::failure(&error)))?;
-            // It has been asked for again on a later connection, where the answer must go.
+            // The call has been asked for again on a later connection, where the answer must go.
             if !self.session.has_connection(self.connection) {
                 return Err(Refused::Unheard);
             }
@@ -154,7 +155,7 @@ impl CallInHand {
         Ok(Entered { again, _slotted: Some(slotted) })
     }
 
-    /// What the server before us left of the change, if it was begun there.
+    /// The state in which the server before us left the change, if it was begun there.
     async fn enter_slot(&self, row: &CallRow<'_>) -> Result<Option<Reexecution>, Refused> {
         let verdict = self.session.slots.begin(self.head.slot, self.head.sequence, &self.route);
         if verdict.is_repeated() {
@@ -180,7 +181,7 @@ impl CallInHand {
             SessionChange::Opens(opening) | SessionChange::Reopens(opening) => opening,
             SessionChange::None | SessionChange::Closes(_) | SessionChange::Locks { .. } => return,
         };
-        // Its connection may go: the file must not be opened once it has been closed.
+        // The call's connection may go: the file must not be opened once it has been closed.
         let unslotted = self.session.unslotted(self.connection, None).await;
         let Some(_unslotted) = unslotted else { return };
         execute::open_replayed(&self.session, &self.cx, opening, answer).await;
@@ -227,7 +228,7 @@ impl CallInHand {
             return Executed::only(Reply::failure(error));
         }
         let Ok(_unslotted) = self.unslotted(row.session).await else {
-            // Its connection has gone: it has been asked for again.
+            // The call's connection has gone: the call has been asked for again.
             return Executed::only(Reply::failure(&self.cx.cancelled()));
         };
         let in_slot = self.head.slot != NO_SLOT;
@@ -272,7 +273,8 @@ impl CallInHand {
         };
         let version = self.split_read_version(call);
         let state = ChangeState { files: &files, plan: plan.as_mut(), amend };
-        // Behind all waits: what its client had may be somebody else's by now.
+        // The check comes behind all waits: the things that the client had may be somebody else's
+        // by now.
         let changes = row.changes != Changes::Nothing;
         let carried = if changes { session.carry() } else { None };
         if changes && carried.is_none() {
@@ -317,8 +319,8 @@ impl CallInHand {
         Box::pin(call_admission::ask(&self.session, &self.cx, call, data_bytes)).await
     }
 
-    /// What was cut short, if that is what this call asks for. Who asks for something else has a new
-    /// change.
+    /// The change that was cut short, if this call asks for that change. A call that asks for
+    /// something else is a new change.
     fn asked_again(
         &self,
         again: Option<Reexecution>,
@@ -330,8 +332,8 @@ impl CallInHand {
         again.is_of(self.head.op, about.into_iter().flatten()).then_some(again)
     }
 
-    /// Has what changes a session, and is in no slot, come behind what its former connections
-    /// brought. Errors: this connection has gone, too.
+    /// Orders a call that changes a session, and is in no slot, behind the calls of the session's
+    /// former connections. Errors: this connection has gone, too.
     async fn unslotted(&self, change: SessionChange) -> Result<Option<UnslottedCall<'_>>, Gone> {
         let closes = match change {
             SessionChange::None => return Ok(None),
@@ -350,7 +352,8 @@ impl CallInHand {
         Ok(Some(unslotted))
     }
 
-    /// Waits until no other change of the same is under way, and notes what this one is going to do.
+    /// Waits until no other change of the same is under way, and notes what this one is going to
+    /// do.
     async fn intend(
         &self,
         (row, files): (&CallRow<'_>, &Files),
@@ -381,7 +384,7 @@ impl CallInHand {
         !belongs && !self.server.options.broken().is(Sabotage::ReplayGate)
     }
 
-    /// Which version of the file half of a read is of, as long as nobody changes it.
+    /// The version of the file that one half of a read sees, as long as nobody changes the file.
     fn split_read_version(&self, call: &Call<'_>) -> Option<u64> {
         if self.head.flags & CallHead::HALF == 0 {
             return None; // nearly always: before anything is looked for
@@ -402,7 +405,7 @@ impl CallInHand {
         }
         match row.changes {
             Changes::Attributes(file) | Changes::Data(file, _) => files.id(file).ok(),
-            // What was changed by its name; if it is new, nobody has it open.
+            // The file that was changed by its name. If the file is new, nobody has it open.
             Changes::DataOfReply => reply.file(),
             Changes::Nothing | Changes::Names | Changes::Redone => None,
         }
@@ -448,7 +451,7 @@ mod tests {
     use crate::server::ranges::RangeTable;
     use crate::server::{Export, Server, ServerOptions};
 
-    /// What the changes are about, and what is seen of its grant when an answer is noted.
+    /// The files that the changes are about, and the state of the grant when an answer is noted.
     #[derive(Default)]
     struct Seen {
         about: Option<(Arc<RangeTable>, FileId)>,
@@ -490,7 +493,7 @@ mod tests {
     }
 
     /// If the server died before the answer is noted, a change of the same file in between could be
-    /// taken for this one, or this one could undo it.
+    /// taken for this one. Or this one could undo it.
     // proves: P80
     #[test]
     fn a_grant_lasts_until_the_answer_is_noted() {

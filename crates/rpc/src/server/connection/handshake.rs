@@ -51,7 +51,8 @@ fn unprivileged(export: &str, peer: Peer) -> Refused {
     )
 }
 
-/// To a client that places by another definition than `export`'s, which it is given.
+/// The refusal of a client that places by another definition than `export`'s. The refusal gives the
+/// definition.
 fn misplaced(export: &Export, fingerprint: u64) -> Refused {
     let name = &export.name;
     let definition = export.definition.as_ref().map(|definition| definition.text.clone());
@@ -203,13 +204,13 @@ impl ServerSink {
         let known = known.map_err(HandshakeError::Refused)?;
         if proof.definition != export.fingerprint() {
             let refused = misplaced(export, proof.definition);
-            // It does not come back, and others need not wait for what it had.
+            // The client does not come back, and others need not wait for what it had.
             known.map(|session| self.server.end(session));
             self.only_asked = proof.definition == 0;
             return Err(HandshakeError::Refused(refused));
         }
         if known.is_none() && export.is_lost() {
-            // It has one, which is taken over when the export is open again.
+            // The client has a session, which is taken over when the export is open again.
             return Err(HandshakeError::Refused(not_open(&export.name)));
         }
         let features = hello.features;
@@ -249,13 +250,13 @@ impl ServerSink {
     }
 }
 
-/// What a connection takes with it into a session.
+/// The things that a connection takes with it into a session.
 struct Entrance {
     server: Arc<Inner>,
     connection: Arc<dyn Connection>,
     number: u64,
     shared: Arc<Shared>,
-    /// It counts as one in its handshake until then.
+    /// The connection counts as one in its handshake until then.
     handshake_place: Option<HandshakePlace>,
 }
 

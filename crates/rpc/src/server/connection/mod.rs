@@ -1,4 +1,4 @@
-//! One connection at the server, from the handshake over the calls to its end.
+//! A connection at the server, from the handshake over the calls to its end.
 
 mod answer;
 mod call;
@@ -124,7 +124,7 @@ async fn watch_handshake(connection: Weak<dyn Connection>, shared: Weak<Shared>)
     }
 }
 
-/// What a connection's calls share with its receiver.
+/// The state that a connection's calls share with its receiver.
 #[derive(Default)]
 struct Shared {
     in_flight: AtomicU32,
@@ -189,7 +189,7 @@ struct ServerSink {
     identities: Identities,
     /// The error number with which it was turned away.
     refused: Option<u16>,
-    /// It had no definition of the projection, and was given one: so a mount begins.
+    /// The client had no definition of the projection, and was given one: so a mount begins.
     only_asked: bool,
     shared: Arc<Shared>,
 }

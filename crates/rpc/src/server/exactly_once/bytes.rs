@@ -26,7 +26,7 @@ pub(crate) async fn written(
         }
         (Changes::Data(file, extent), ..) => {
             let file = files.id(file).ok()?;
-            // What was there before an append is not written.
+            // The bytes that were there before an append are not written.
             if let Some(end) = plan.and_then(|plan| plan.append_at) {
                 return Some((file, Span::from(end)));
             }

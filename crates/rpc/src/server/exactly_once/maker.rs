@@ -9,9 +9,9 @@ use crate::wire::{Input, Malformed, Wire};
 /// Owner and attributes that the new file will have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Maker {
-    /// Its owner: whom the export takes the caller for.
+    /// The owner of the file: the user for whom the export takes the caller.
     uid: u32,
-    /// Its type, `S_IFMT` bits.
+    /// The file's type, `S_IFMT` bits.
     kind: u32,
     /// The most that there can be in it, bytes.
     size_max: u64,
@@ -20,8 +20,8 @@ pub(crate) struct Maker {
 }
 
 impl Maker {
-    /// Of a change that may make a file of this type (`S_IFMT` bits), with so many bytes in it. What
-    /// the size of directories and symbolic links is only the file system knows.
+    /// Of a change that may make a file of this type (`S_IFMT` bits), with so many bytes in it. The
+    /// size of directories and symbolic links is known to the file system alone.
     pub(crate) fn of(
         fs: &dyn FileSystem,
         cx: &Context,
@@ -79,7 +79,7 @@ mod tests {
             Attr { nlink: 2, ..made },
             Attr { size: 4, ..made },
             Attr { btime: old, ..made },
-            // Of a file system that keeps no time of birth.
+            // The attributes of a file system that keeps no time of birth.
             Attr { btime: Timestamp::default(), mtime: old, ..made },
         ] {
             assert!(!maker.has_made(&other), "{other:?}");

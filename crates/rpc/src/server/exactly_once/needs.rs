@@ -2,7 +2,8 @@
 
 use crate::wire::SlotUse;
 
-/// Why a call is not carried out that comes in a slot, or in none; nothing if it comes as it should.
+/// Why a call is not carried out that comes in a slot, or in none; nothing if it comes as it
+/// should.
 pub(crate) fn objection(slot: SlotUse, in_slot: bool) -> Option<&'static str> {
     match (slot, in_slot) {
         (SlotUse::Needed | SlotUse::Allowed, true)

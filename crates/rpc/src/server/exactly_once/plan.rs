@@ -1,6 +1,6 @@
-//! What is noted before a change that must not be applied twice over the death of the server
-//! process: its intent, which says what was there before. [`settle`](super::settle) finds out by
-//! it whether the change was applied.
+//! The intent that is noted before a change that must not be applied twice over the death of the
+//! server process. The intent says what was there before. [`settle`](super::settle) finds out by it
+//! whether the change was applied.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::server::ranges::{RangeGrant, RangeTable, Span};
 use crate::server::session::ServerSession;
 use crate::wire::{Intent, Wire};
 
-/// What a change needs of files, and the intent to note before it.
+/// The grants that a change needs of files, and the intent to note before it.
 #[derive(Default)]
 pub(crate) struct Plan {
     pub(crate) intent: Vec<u8>,
@@ -37,15 +37,15 @@ impl Plan {
         Plan { intent, append_at: None, grants: [Some(grant), second] }
     }
 
-    /// The file that a put has just made is its too, until its data are in it: after a crash, a
-    /// concurrent append could not be distinguished from the put's own bytes.
+    /// The file that a put has just made belongs to the put, too, until its data are in it. After a
+    /// crash, a concurrent append could not be distinguished from the put's own bytes.
     pub(crate) async fn made(&mut self, ranges: &Arc<RangeTable>, file: FileId) {
         if self.grants[1].is_none() {
             self.grants[1] = Some(to_overwrite(ranges, file).await);
         }
     }
 
-    /// What it has of this file.
+    /// The change's grant of this file.
     pub(crate) fn grant_of(&mut self, file: FileId) -> Option<&mut RangeGrant> {
         self.grants.iter_mut().flatten().find(|grant| grant.file() == file)
     }
@@ -63,13 +63,13 @@ async fn to_overwrite(ranges: &Arc<RangeTable>, file: FileId) -> RangeGrant {
     grant
 }
 
-/// What a call is carried out with, besides what was asked.
+/// The files, plan and amendment with which a call is carried out.
 pub(crate) struct ChangeState<'a> {
-    /// What it names, if it is a change.
+    /// The files that the call names, if it is a change.
     pub(crate) files: &'a Files,
-    /// When it is made for the first time.
+    /// The plan of a change that is made for the first time.
     pub(crate) plan: Option<&'a mut Plan>,
-    /// When it is made again.
+    /// The difference to its first time, of a change that is made again.
     pub(crate) amend: Option<Amend>,
 }
 
@@ -160,7 +160,7 @@ impl Look<'_> {
         self.files.get(handle).cloned().ok_or_else(|| Error::new(Errno::EBADF))
     }
 
-    /// What has this name, if anything has.
+    /// The entry that has this name, if there is one.
     async fn find(&self, dir: FileId, name: &[u8]) -> Result<Option<Entry>> {
         let Ok(name) = Name::new(name) else { return Ok(None) }; // the change will find out
         let fs = &*self.session.export.fs;
@@ -270,8 +270,8 @@ impl Look<'_> {
         Ok(plan)
     }
 
-    /// Nobody else changes the source either: when the copy is made again it must be what it was. `from`, `to`:
-    /// open files, and offsets in them.
+    /// Nobody else changes the source either: when the copy is made again the source must be what
+    /// it was. Open files, and offsets in them, are `from` and `to`.
     async fn copy(mut self, from: (u64, u64), to: (u64, u64), len_bytes: u64) -> Result<Plan> {
         let (source, target) = (self.file(from.0)?.id(), self.file(to.0)?.id());
         if source == target {
@@ -292,8 +292,8 @@ impl Look<'_> {
         Ok(Plan::new(self.intent, grant, None))
     }
 
-    /// If the existing state is unknown, it is noted as the state that it is to `be`: then the
-    /// change is made again, which is no harm.
+    /// If the existing state is unknown, the state that it is to `be` is noted. Then the change is
+    /// made again, which is no harm.
     async fn xattr(mut self, id: FileId, name: &[u8], be: bool) -> Plan {
         let grant = self.ranges().change(id, Span::ALL).await;
         (id, name).put(&mut self.intent);

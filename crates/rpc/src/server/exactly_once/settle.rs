@@ -6,7 +6,7 @@
 //! what is there now. That decides it, because changes of the same thing happen one after the other
 //! ([`RangeTable`](crate::server::ranges::RangeTable)). A process beside dray may change the
 //! directory. Owner, age and content then distinguish its files from those of the caller. Changes
-//! that set something, such as a write at an offset, need no decision: they are made again, and
+//! that set something, such as a write at an offset, need no decision. They are made again, and
 //! nobody else gets at the same before.
 
 use dray_core::{Entry, Errno, Error, FileId, FileSystem, FileType, Name, Op, RenameHow, Result};
@@ -18,14 +18,14 @@ use crate::server::ranges::Span;
 use crate::server::reply::Reply;
 use crate::wire::{Input, Malformed, OpRow, Trace, Wire};
 
-/// What came of a change that was under way when the server died.
+/// The outcome of a change that was under way when the server died.
 pub(crate) enum Settlement {
-    /// It was not applied: when it comes again it is a new one.
+    /// The change was not applied: when it comes again it is a new one.
     Undone,
-    /// It was applied; this is the answer that its client waits for.
+    /// The change was applied; this is the answer that its client waits for.
     Done(Box<Reply>),
-    /// It may have been applied, wholly or in part. Repeating it corrects that, as long as no other
-    /// change of the same file comes first. The grants are therefore held for the caller.
+    /// The change may have been applied, wholly or in part. Repeating it corrects that, as long as
+    /// no other change of the same file comes first. The grants are therefore held for the caller.
     Cut(CutShortChange),
     /// The file system cannot report what is there.
     Unreadable,
@@ -38,7 +38,7 @@ pub(crate) fn unknown() -> Reply {
 
 /// Why it is not known what came of a change.
 enum Unsettled {
-    /// Its intent says nothing: it is none of ours.
+    /// The intent says nothing: it is none of ours.
     Malformed,
     /// The file system cannot report what is there, for example because its disk fails.
     Unreadable,
@@ -52,24 +52,25 @@ impl From<Malformed> for Unsettled {
 
 type Looked<T> = std::result::Result<T, Unsettled>;
 
-/// What a change that was cut short is about.
+/// A change that was cut short: the ranges held for it, and how to make it again.
 pub(crate) struct CutShortChange {
     pub(crate) held: Vec<(FileId, Span)>,
     pub(crate) amend: Option<Amend>,
 }
 
-/// What of a call is not as it was asked for when it is made again.
+/// The way in which a repeated call differs from the call as it was first asked for.
 #[derive(Clone, Copy)]
 pub(crate) enum Amend {
     /// Data for the end of the file go where that was.
     AppendAt(u64),
     /// A copy within a file takes what was there, not what it has put behind that.
     CopyAtMost(u64),
-    /// This file is to be written, whatever name it has now. If `made`, it was made for that, so
-    /// that its mode does not limit writes of its owner.
+    /// This file is to be written, whatever name it has now. If `made`, the file was made for the
+    /// put, so that its mode does not limit writes of its owner.
     Put { id: FileId, made: bool },
-    /// This was found under the name: if who asks again owns it, it is what was to be made. If `proven`,
-    /// that was noted beforehand, and its mode does not limit what it was opened for.
+    /// This file was found under the name. If the caller that asks again owns it, it is the file
+    /// that was to be made. If `proven`, that was noted beforehand, and its mode does not limit
+    /// what it was opened for.
     Made { id: FileId, proven: bool },
 }
 
@@ -127,7 +128,7 @@ impl CutShortChange {
     }
 }
 
-/// What was found under a name, and whether it is sure that it was made by this change.
+/// The file that was found under a name, and whether it is sure that this change made it.
 type Found = (FileId, bool);
 
 /// The file that an earlier server epoch found under the name, and the user who was to make it.
@@ -138,12 +139,12 @@ fn found_by(input: &mut Input<'_>) -> Looked<(Option<Found>, Option<Maker>)> {
     Ok((found, by))
 }
 
-/// What is known of a change beside its intent.
+/// The knowledge of a change beside its intent.
 #[derive(Clone, Copy)]
 struct Background {
     /// The machine has lost power since: what an earlier server epoch found may be gone.
     lost: bool,
-    /// What it was answered to have made.
+    /// The file that the change was answered to have made.
     answered: Option<FileId>,
 }
 
@@ -195,8 +196,8 @@ pub(crate) async fn settle_answered(
     }
 }
 
-/// In the first byte of an append's intent: it had been answered before the machine was lost.
-/// Others may have appended behind it, so its place stays its own.
+/// A value in the first byte of an append's intent: the append had been answered before the machine
+/// was lost. Others may have appended behind it, so its place stays its own.
 const ANSWERED: u8 = 2;
 
 /// The intent to note for a change that had been answered, is not wholly on media, and is
@@ -222,7 +223,7 @@ pub(super) fn is_regular(entry: &Entry) -> bool {
     entry.attr.file_type() == FileType::Regular
 }
 
-/// What has this name now.
+/// The entry that has this name now.
 async fn find(fs: &dyn FileSystem, dir: FileId, name: &[u8]) -> Looked<Option<Entry>> {
     let Ok(name) = Name::new(name) else { return Ok(None) }; // no file system takes it
     match fs.lookup(&as_server::of_nobody(), dir, name).await {
@@ -232,9 +233,9 @@ async fn find(fs: &dyn FileSystem, dir: FileId, name: &[u8]) -> Looked<Option<En
     }
 }
 
-/// Whether a lookup that fails like this says that no change of the name can be made, now or
-/// later: there is nothing, or the change fails as the lookup does, or nobody gets at what is
-/// there (another file system is mounted on it). Other errors, such as of a disk, say nothing.
+/// Whether a lookup that fails like this says that no change of the name can be made, now or later.
+/// There may be nothing, or the change fails as the lookup does. Or nobody gets at what is there,
+/// because another file system is mounted on it. Other errors, such as of a disk, say nothing.
 pub(super) fn bars_the_change(errno: Errno) -> bool {
     matches!(
         errno,
@@ -307,11 +308,12 @@ async fn settle_made(
 }
 
 /// Whether an entry that was not there before is what a change has made, and whether that is sure.
-/// `by`: who was to make it, not known of former versions. `answered`: what it was answered to be.
+/// The owner of the change is `by`, not known of former versions. The file that the change was
+/// answered to have made is `answered`.
 fn made_it(entry: Entry, by: Option<Maker>, answered: Option<FileId>) -> Option<Found> {
     let its_own = match (answered, by) {
         (Some(answered), _) if answered == entry.id => true,
-        // It may have changed since, and its number may be in use again.
+        // The file may have changed since, and its number may be in use again.
         (Some(answered), by) => {
             is_same(Some(answered), Some(entry.id)) && by.is_none_or(|by| by.owns(&entry.attr))
         }
@@ -348,8 +350,8 @@ async fn settle_remove(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settlement>
     let gone = match now {
         Ok(now) => !is_same(Some(now), before),
         Err(error) if error.errno() == Errno::ENOENT => true,
-        // It says nothing of the name, such as that the directory is not known by this id any more.
-        // The caller sees the error when it repeats the call.
+        // The error says nothing of the name, such as that the directory is not known by this id
+        // any more. The caller sees the error when it repeats the call.
         Err(error) if bars_the_change(error.errno()) => false,
         Err(_) => return Err(Unsettled::Unreadable),
     };
@@ -427,8 +429,8 @@ async fn settle_put(
         },
     };
     let Some((id, made)) = found else { return Ok(Settlement::Undone) };
-    // The name is free for others: the data go to the file, whatever name it has. What a former version
-    // says to have been made it did not know for sure.
+    // The name is free for others: the data go to the file, whatever name it has. A former version
+    // notes a file as made without knowing for sure that this change made it.
     let (held, made) = (vec![(id, Span::ALL)], made && by.is_some());
     Ok(Settlement::Cut(CutShortChange { held, amend: Some(Amend::Put { id, made }) }))
 }

@@ -47,7 +47,7 @@ enum State {
     Cut(Reexecution),
 }
 
-/// What a change has that is made again.
+/// The state of a change that is made again.
 pub(crate) struct Reexecution {
     pub(crate) op: Op,
     pub(crate) grants: Vec<RangeGrant>,
@@ -55,7 +55,7 @@ pub(crate) struct Reexecution {
 }
 
 impl Reexecution {
-    /// What it has of this file.
+    /// The change's grant of this file.
     pub(crate) fn grant_of(&mut self, file: FileId) -> Option<&mut RangeGrant> {
         self.grants.iter_mut().find(|grant| grant.file() == file)
     }
@@ -76,7 +76,7 @@ impl Reexecution {
 }
 
 impl Slot {
-    /// One in which everything up to `sequence` is over.
+    /// A slot whose calls up to `sequence` have ended.
     fn over(sequence: u32) -> Slot {
         Slot { sequence, state: State::Over, answer: Vec::new() }
     }
@@ -85,20 +85,21 @@ impl Slot {
 /// Where an answer goes.
 #[derive(Clone)]
 pub(crate) struct Route {
-    /// It may have gone: a call that a file system holds up does not keep its descriptor.
+    /// The connection may have gone: a call that a file system holds up does not keep its
+    /// descriptor.
     pub(crate) connection: Weak<dyn Connection>,
     pub(crate) tag: u32,
 }
 
-/// What to do with a change that came in.
+/// The treatment of a change that came in.
 pub(crate) enum Verdict {
     /// Apply it.
     Fresh,
     /// Apply it: a server before us began to.
     Reexecute(Reexecution),
-    /// It was applied: this was the answer.
+    /// The change was applied: this was the answer.
     Replay(Reply),
-    /// It is being applied; the answer will go to the connection that asked last.
+    /// The change is being applied; the answer will go to the connection that asked last.
     Running,
     /// Older than what the slot has seen: a leftover of a connection long gone.
     Stale,
@@ -114,7 +115,7 @@ impl Verdict {
 }
 
 impl ReplaySlots {
-    /// As many as there is room for in `log`.
+    /// New slots, as many as there is room for in `log`.
     pub(crate) fn new(log: Arc<dyn SlotLog>, broken: Broken) -> ReplaySlots {
         let slots = Mutex::new((0..log.count()).map(|_| Slot::default()).collect());
         ReplaySlots { slots, log, broken }
@@ -157,7 +158,7 @@ impl ReplaySlots {
         (0..count).for_each(|number| self.idle(number));
     }
 
-    /// What is noted of them.
+    /// The log of the slots.
     pub(crate) fn log(&self) -> Arc<dyn SlotLog> {
         self.log.clone()
     }
@@ -195,15 +196,15 @@ impl ReplaySlots {
             return Verdict::Stale;
         }
         slot.sequence = sequence;
-        // What was cut short there has been given up.
+        // The change that was cut short there has been given up.
         let before = std::mem::replace(&mut slot.state, State::Running(route.clone()));
         drop(slots);
         drop(before);
         Verdict::Fresh
     }
 
-    /// Notes what is about to be done, unless its client has given up on it and used the
-    /// slot again: then the later change is the one to remember.
+    /// Notes a change that is about to be made. It is not noted if its client has given up on it
+    /// and used the slot again. Then the later change is the one to remember.
     pub(crate) fn intend(&self, number: u32, sequence: u32, op: Op, intent: &[u8]) {
         let slots = self.lock();
         if slots.get(number as usize).is_some_and(|slot| slot.sequence == sequence) {
@@ -289,8 +290,8 @@ mod tests {
         });
     }
 
-    /// Its client had given up on a change, and used the slot for the next one, when the answer
-    /// came: that is not the answer to the next.
+    /// The client had given up on a change, and used the slot for the next one, when the answer
+    /// came. That answer is not the answer to the next change.
     #[test]
     fn a_late_answer_is_not_that_of_the_change_after_it() {
         let driver = dray_rt::DriverKind::Simulated { seed: 1 };
@@ -326,7 +327,7 @@ mod tests {
             answered
         }
 
-        /// One that was not answered.
+        /// A change that was not answered.
         async fn begun(op: Op, intent: &[u8]) -> Answered {
             let network = Network::new();
             let _incoming = network.listen("s");
@@ -348,7 +349,7 @@ mod tests {
             Export::new("data", Arc::new(self.fs.clone()), Vec::new())
         }
 
-        /// What the next server does with it when it comes again.
+        /// The next server's verdict on the change when it comes again.
         async fn next_epoch(&self, lost: bool) -> (ReplaySlots, Verdict) {
             let slots = ReplaySlots::new(self.log.clone(), Broken::default());
             slots.restore(&self.export(), lost).await;
@@ -362,7 +363,7 @@ mod tests {
         dray_rt::Executor::new(driver).unwrap().block_on(work);
     }
 
-    /// It was taken for one that had not been made, and put behind its first half.
+    /// The append was taken for one that had not been made, and put behind its first half.
     // proves: P102
     #[test]
     fn an_append_keeps_its_place_over_two_losses() {
@@ -411,8 +412,9 @@ mod tests {
         });
     }
 
-    /// A loss of power spared what was made, and the server after it noted that. What the next loss
-    /// took was opened nevertheless, with `ESTALE`, and a put of it was answered and not made.
+    /// A loss of power spared what was made, and the server after it noted that. A file that the
+    /// next loss took was opened nevertheless, with `ESTALE`, and a put of it was answered and not
+    /// made.
     // proves: P102
     #[test]
     fn what_one_loss_spares_and_the_next_takes_is_made_again() {
@@ -443,8 +445,8 @@ mod tests {
         });
     }
 
-    /// Where ids are others after a restart, as on file systems without handles, a file that was
-    /// still there was taken for removed, and one that had been moved for not.
+    /// On file systems without handles, ids are others after a restart. There a file that was still
+    /// there was taken for removed, and one that had been moved for not moved.
     // proves: P80
     #[test]
     fn the_fate_of_a_name_is_found_by_its_file_whatever_id_that_has_now() {
@@ -476,8 +478,8 @@ mod tests {
         });
     }
 
-    /// A disk that failed was taken for "it is not there": what had been made was made once more,
-    /// an append put its data behind those that it had written.
+    /// A disk that failed was taken for "it is not there". The change that had been made was made
+    /// once more: an append put its data behind those that it had written.
     // proves: P84
     #[test]
     fn what_the_file_system_does_not_tell_is_not_taken_for_undone() {

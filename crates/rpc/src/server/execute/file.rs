@@ -69,7 +69,8 @@ pub(super) async fn readdir(
     page(&entries, max_bytes, charge)
 }
 
-/// What a page takes while it is made: its entries, as many bytes as a message, and room to grow.
+/// The memory that a page takes while it is made: its entries, as many bytes as a message, and room
+/// to grow.
 const PAGE_COPIES: usize = 3;
 /// The least that a page is counted for until it is there: a long name may be all of it.
 const PAGE_MIN_BYTES: usize = 4096;
@@ -151,7 +152,7 @@ pub(super) async fn note_and_lock(
     }
     session.note_lock((handle, file.id()), &lock, reclaim)?; // a close may have come in between
     if session.is_ended() {
-        // Its files may have been closed before: nobody else would give it back.
+        // The session's files may have been closed before: nobody else would give the lock back.
         file.lock(cx, Lock { kind: LockKind::Unlock, ..lock }, false).await?;
         return Err(cx.cancelled());
     }
@@ -289,8 +290,8 @@ mod tests {
         waiting.poll(&mut std::task::Context::from_waker(std::task::Waker::noop())).is_pending()
     }
 
-    /// Two processes of one mount, which is evicted: what the one gives back by that the other
-    /// is given, after its file has been closed, and had for ever.
+    /// Two processes of one mount, which is evicted. A lock that the first gives back is given to
+    /// the second, after the second's file has been closed. The second had it for ever.
     // proves: P75
     #[test]
     fn a_lock_that_is_given_at_the_end_of_a_session_ends_with_it() {
@@ -307,8 +308,8 @@ mod tests {
         });
     }
 
-    /// A client that was away for too long comes back while its locks are being given back: it
-    /// had them again at once, and lost them unawares.
+    /// A client that was away for too long comes back while its locks are being given back. It had
+    /// them again at once, and then lost them without notice.
     #[test]
     fn what_a_session_gives_back_is_not_what_the_next_one_of_its_client_has() {
         simulated(async {

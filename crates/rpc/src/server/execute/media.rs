@@ -9,7 +9,7 @@ use crate::server::service::Inner;
 use crate::server::session::ServerSession;
 use crate::wire::{FileDurableStamp, Stamp, Ticket, get_durable_stamps};
 
-/// What a client says to be on media.
+/// A client's statement of what is on media.
 pub(super) struct Declaration<'a> {
     /// Everything up to this stamp, and the ticket that says so.
     pub(super) durable_stamp: (u64, Ticket),
@@ -19,7 +19,7 @@ pub(super) struct Declaration<'a> {
     pub(super) last: bool,
 }
 
-/// What a client of an earlier version says, and when it has sent its last change: `step` 2. Errors:
+/// The statement of a client of an earlier version, and its end of sending: `step` 2. Errors:
 /// `ESTALE`, it is meant for an earlier server.
 pub(super) async fn recover(
     server: &Inner,
@@ -34,12 +34,13 @@ pub(super) async fn recover(
         session.export.recovery.done(session.id);
         return Ok(Reply::success(()));
     }
-    // It waits with the others, but what it says is on media nobody has sealed, and it could say so
-    // to have others' changes left out.
+    // The client waits with the others, but nobody has sealed what it says is on media. It could
+    // say so to have others' changes left out.
     declare_durable_stamps(server, session, (0, &[]), step == 1).await
 }
 
-/// What a client knows. Errors: `ESTALE`, it is meant for an earlier server; `EPROTO`.
+/// The statement of what a client knows. Errors: `ESTALE`, it is meant for an earlier server;
+/// `EPROTO`.
 pub(super) async fn declare(
     server: &Inner,
     session: &ServerSession,
@@ -81,7 +82,7 @@ pub(super) async fn sync_all(
     Ok(reply)
 }
 
-/// What of it this server or one before it has said.
+/// The part of the statement that this server or one before it has made.
 fn sealed(
     session: &ServerSession,
     (durable_stamp, ticket): (u64, Ticket),
@@ -106,7 +107,8 @@ fn sealed(
     (if known { durable_stamp } else { 0 }, durable_stamps)
 }
 
-/// What a client knows after a loss of power; with the last of it, it waits for the others.
+/// The statement of what a client knows after a loss of power. With the last part of it, the client
+/// waits for the others.
 async fn declare_durable_stamps(
     server: &Inner,
     session: &ServerSession,

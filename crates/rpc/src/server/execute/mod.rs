@@ -38,7 +38,7 @@ pub(super) async fn execute(
     result.unwrap_or_else(|error| Reply::failure(&error))
 }
 
-/// One arm for each operation: here the compiler asks how a new one is carried out.
+/// There is one arm for each operation: here the compiler asks how a new one is carried out.
 async fn run(
     server: &Inner,
     session: &ServerSession,
@@ -200,7 +200,7 @@ fn opened(session: &ServerSession, files: &Files, handle: u64) -> Result<Arc<dyn
     file.ok_or_else(|| Error::new(Errno::EBADF))
 }
 
-/// What [`Call::Make`] makes. Errors: `EPROTO`, there is no such kind.
+/// The entry that [`Call::Make`] makes. Errors: `EPROTO`, there is no such kind.
 fn made(kind: u8, (mode, rdev): (u32, u32), target: &[u8]) -> Result<Make<'_>> {
     match kind {
         0 => Ok(Make::Directory { mode }),

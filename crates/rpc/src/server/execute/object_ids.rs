@@ -1,5 +1,5 @@
-//! Ids of the data of files whose data are at other servers. The server of the names gives them, and keeps
-//! each in an attribute of the file's stub.
+//! Ids of the data of files whose data are at other servers. The server of the names gives them,
+//! and keeps each in an attribute of the file's stub.
 
 use dray_core::{
     Context, Errno, Error, FileId, FileType, NEW_OBJECT_ATTRIBUTE, OBJECT_ATTRIBUTE, Result,
@@ -14,8 +14,9 @@ pub(super) fn are_asked(session: &ServerSession, name: &[u8]) -> bool {
     session.export.gives_object_ids && (name == OBJECT_ATTRIBUTE || name == NEW_OBJECT_ATTRIBUTE)
 }
 
-/// The id; asking twice does no harm. It is no secret from clients: what it names only those can open that
-/// speak for all their users. Errors: `ENODATA` if the file has none and is to get none.
+/// The id of a file's data; asking twice does no harm. The id is no secret from clients: only
+/// clients that speak for all their users can open the data that it names. Errors: `ENODATA` if the
+/// file has none and is to get none.
 pub(super) async fn of(
     session: &ServerSession,
     cx: &Context,

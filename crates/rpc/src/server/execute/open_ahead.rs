@@ -9,7 +9,7 @@ use crate::server::service::Inner;
 use crate::server::session::ServerSession;
 
 /// Looks a name up and opens what it finds. A file that is not open when this ends is not kept
-/// under the number: the call may have been carried out before, on a connection that broke.
+/// under the number. The call may have been carried out before, on a connection that broke.
 pub(super) async fn lookup_open(
     server: &Inner,
     session: &ServerSession,
@@ -52,7 +52,7 @@ async fn open(
     {
         return false; // as above
     }
-    // What waits for it begins to wait before the rights are looked at.
+    // The calls that wait for this file begin to wait before the rights are looked at.
     if !server.open_ahead.opens(id, session.id) {
         return false;
     }

@@ -98,8 +98,8 @@ pub(super) async fn open(
     Ok(opened(session, cx, how, handle).await)
 }
 
-/// Whether what a death of the server cut short has to be made after all, though something was found
-/// under the name: that belongs to somebody else than who asks now.
+/// Whether a change that a death of the server cut short has to be made after all, though something
+/// was found under the name. Then the file found belongs to somebody else than the caller.
 pub(in crate::server) async fn is_to_be_made(
     session: &ServerSession,
     cx: &Context,
@@ -115,7 +115,8 @@ async fn is_own(fs: &dyn FileSystem, cx: &Context, id: FileId) -> Result<bool> {
     Ok(attr.uid == fs.user_of(cx))
 }
 
-/// Opens what the caller has made, whatever its mode: creat(2) opens a file for more than that allows.
+/// Opens what the caller has made, whatever its mode: creat(2) opens a file for more than that
+/// allows.
 async fn open_own(
     fs: &dyn FileSystem,
     cx: &Context,
@@ -197,7 +198,8 @@ async fn at_open(
 ) -> Option<AtOpen> {
     let file = session.file(handle)?;
     if !how.with_attr {
-        // What the file system has to say of the pages. It does not know of writes under way, as below.
+        // The file system's statement about the pages. It does not know of writes under way, as
+        // below.
         return file.at_open().map(|abandoned| AtOpen { times_past: None, ..abandoned });
     }
     let cx = &cx.uncounted();
@@ -241,7 +243,7 @@ pub(super) async fn put(
 /// Where data are put.
 enum Target {
     Open(Arc<dyn OpenFile>),
-    /// It was there, and somebody has removed it since.
+    /// The file was there, and somebody has removed it since.
     Removed(FileId),
 }
 
@@ -262,7 +264,7 @@ async fn open_to_put(
         }
         return Ok(Target::Open(file));
     };
-    // One that was made was empty, and others may have written to it since.
+    // A file that was made was empty, and others may have written to it since.
     let opened = match made {
         true => open_own(fs, cx, id, OpenHow::new(libc::O_WRONLY)).await,
         false => fs.open(cx, id, open).await,

@@ -9,14 +9,14 @@ use crate::server::reply::Reply;
 use crate::server::session::ServerSession;
 use crate::wire::{CallRow, Extent, FileRef, Intent, Operand};
 
-/// The open files that a change in a slot names, found once: those that it has its grants for are those
-/// that it changes, whatever its client opens under their numbers meanwhile.
+/// The open files that a change in a slot names, found once. So a change changes the files for
+/// which it has grants, whatever its client opens under their numbers meanwhile.
 #[derive(Default)]
 pub(in crate::server) struct Files([Option<(u64, Arc<dyn OpenFile>)>; 2]);
 
 impl Files {
-    /// Those of a call. Errors: `EBADF`, one of them has been closed, or is another by now than the call
-    /// says besides.
+    /// The files of a call. Errors: `EBADF`, one of them has been closed, or is another by now than
+    /// the call says besides.
     pub(in crate::server) fn of(session: &ServerSession, row: &CallRow<'_>) -> Result<Files> {
         let mut files = Files::default();
         for (place, operand) in files.0.iter_mut().zip(row.operands.into_iter().flatten()) {
@@ -44,8 +44,8 @@ impl Files {
         }
     }
 
-    /// What a change is about that a death of the server may cut short: that of which it needs a grant.
-    /// Errors: as [`Files::id`].
+    /// The files of a change that a death of the server may cut short. They are the files of which
+    /// the change needs a grant. Errors: as [`Files::id`].
     pub(in crate::server) fn repeated(&self, intent: Intent<'_>) -> Result<[Option<FileId>; 2]> {
         let handle = |handle| self.id(FileRef::Handle(handle));
         Ok(match intent {
@@ -100,8 +100,8 @@ impl HandleFault {
     }
 }
 
-/// Whether the session has the open files that a call names. One that names a file besides by its
-/// id, for which it has its grant, must mean the same.
+/// Whether the session has the open files that a call names. A call that names a file besides by
+/// its id, for which it has its grant, must mean the same file.
 pub(in crate::server) fn check_handles(
     session: &ServerSession,
     row: &CallRow<'_>,

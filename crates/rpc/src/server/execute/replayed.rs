@@ -21,7 +21,7 @@ pub(in crate::server) async fn open_replayed(
     if session.has_file(opening.handle) {
         return;
     }
-    // What is asked for may be something else than what was answered.
+    // The call may ask for something else than what was answered.
     let known = answer
         .ticket()
         .is_some_and(|ticket| session.export.tickets.may_open(ticket, session.node, id, how));
@@ -36,13 +36,13 @@ pub(in crate::server) async fn open_replayed(
     }
 }
 
-/// What a call has opened according to its answer, and what for; none if nothing.
+/// The file that a call has opened according to its answer, and what for; none if nothing.
 fn opened(opening: Opening, answer: &Reply) -> Option<(FileId, OpenHow)> {
     if !answer.is_success() {
         return None;
     }
     let id = opening.file.or_else(|| answer.file())?;
-    // What it was cut and made for has been done.
+    // The work that the file was cut and made for has been done.
     Some((id, tickets::again(opening.how)))
 }
 

@@ -8,8 +8,8 @@
 //! 32       the session's record     16  704  intent
 //!                                   720 272  answer
 //! ```
-//! The first word of a slot is stored last, in one piece: whatever instruction the
-//! process dies at, a slot says what was begun or answered before.
+//! The first word of a slot is stored last, in one piece. So a slot says what was begun or answered
+//! before, whatever instruction the process dies at.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -58,8 +58,8 @@ pub struct FileJournal {
 }
 
 impl FileJournal {
-    /// In `dir`, which is made if need be, and in the directory above it. Errors: those of
-    /// making it.
+    /// A journal in `dir`, which is made if need be, and in the directory above it. Errors: those
+    /// of making it.
     pub fn open(dir: &Path) -> io::Result<FileJournal> {
         fs::create_dir_all(dir)?;
         fs::read_dir(dir)?; // now, rather than that all clients seem to be gone
@@ -97,8 +97,8 @@ impl Journal for FileJournal {
     }
 
     fn remove(&self, session: u64) {
-        // At worst it expires once more. Synced, since after a loss of power all clients would wait
-        // for one that has ended its session.
+        // At worst the session expires once more. Synced, since after a loss of power all clients
+        // would wait for one that has ended its session.
         let _ = fs::remove_file(self.path(session));
         let _ = File::open(&self.dir).and_then(|dir| dir.sync_all());
     }
@@ -149,7 +149,7 @@ impl Journal for FileJournal {
 /// Why a file is no session that can be gone on with.
 enum Unusable {
     Garbage,
-    /// Of a later version of the layout.
+    /// The file has a later version of the layout.
     Newer(u64),
     Unread(io::Error),
 }
@@ -168,8 +168,8 @@ fn load_one(path: &Path) -> Result<(SessionRecord, FileLog), Unusable> {
     // Page by page: what is read ahead is kept in larger pieces, and forgotten as a whole or not.
     // SAFETY: no memory is passed; the descriptor is open. It is advice, and no more.
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
-    // Where a disk cannot read it, this is an error; reading mapped memory would kill the process
-    // (SIGBUS), and the next one.
+    // Where a disk cannot read the header, this is an error. Reading mapped memory would kill the
+    // process (SIGBUS), and the next one.
     file.read_exact_at(&mut [0; HEADER_BYTES], 0)?;
     let map = Map::new(&file)?;
     let magic = map.word(0).load(Ordering::Acquire);
@@ -198,10 +198,11 @@ fn load_one(path: &Path) -> Result<(SessionRecord, FileLog), Unusable> {
     Ok((record, FileLog { map, slots, used: Mutex::new(Some(used)) }))
 }
 
-/// Slots in which there is something, found by reading the file, as above, too: what is looked at
-/// in mapped memory counts as ours, and most slots of most sessions, of which there may be
-/// thousands, are never used. (An unwritten slot cannot be recognized: ext4 writes zeros over what
-/// was only set aside when something beside it is written, `extent_max_zeroout_kb` in ext4(5).)
+/// Slots in which there is something, found by reading the file, as above, too. Pages that are
+/// looked at in mapped memory count as ours. Most slots of most sessions, of which there may be
+/// thousands, are never used. (An unwritten slot cannot be recognized. When something beside blocks
+/// that were only set aside is written, ext4 writes zeros over them, `extent_max_zeroout_kb` in
+/// ext4(5).)
 fn used_slots(file: &File, slots: u32) -> io::Result<Vec<u32>> {
     let (mut used, mut bytes) = (Vec::new(), [0; SLOTS_READ * SLOT_BYTES]);
     for first in (0..slots).step_by(SLOTS_READ) {
@@ -215,8 +216,8 @@ fn used_slots(file: &File, slots: u32) -> io::Result<Vec<u32>> {
     Ok(used)
 }
 
-/// Has the system forget what was read of slots that are not used: where it is at hand it is mapped
-/// with what lies beside it, and counts as ours, too.
+/// Has the system forget the pages that were read of slots that are not used. A page that is at
+/// hand is mapped with its neighbours, and counts as ours, too.
 fn forget_unused(file: &File, slots: u32, used: &[u32]) {
     for first in (0..slots).step_by(SLOTS_READ) {
         if used.iter().any(|slot| (first..first + SLOTS_READ as u32).contains(slot)) {
@@ -233,8 +234,8 @@ fn place_of(slot: u32) -> usize {
     HEADER_BYTES + slot as usize * SLOT_BYTES
 }
 
-/// Takes all of the file's blocks from the disk: writing to mapped memory without a block
-/// behind it would kill the process (SIGBUS) once the disk is full.
+/// Takes all of the file's blocks from the disk. Writing to mapped memory without a block behind it
+/// would kill the process (SIGBUS) once the disk is full.
 fn reserve(file: &File, bytes: usize) -> io::Result<()> {
     // SAFETY: no memory is passed; the descriptor is open.
     match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, bytes as libc::off_t) } {
@@ -243,9 +244,9 @@ fn reserve(file: &File, bytes: usize) -> io::Result<()> {
     }
 }
 
-/// Has btrfs write what is changed to where it was, as others do: else it takes another block for each
-/// page that is changed, and that a disk that is full has none is SIGBUS, too. To be called while the
-/// file is empty.
+/// Has btrfs write changed pages to where they were, as others do. Otherwise btrfs takes another
+/// block for each changed page, and on a full disk that is SIGBUS, too. To be called while the file
+/// is empty.
 fn write_in_place(file: &File) {
     const NO_COPY: libc::c_long = 0x0080_0000; // FS_NOCOW_FL
     let mut flags: libc::c_long = 0;

@@ -1,4 +1,4 @@
-//! What outlives the server process: sessions, their replay slots, and the intents of
+//! The state that outlives the server process: sessions, their replay slots, and the intents of
 //! changes that were under way.
 //!
 //! A journal survives the death of the process, not necessarily that of the machine: it
@@ -21,12 +21,12 @@ pub const INTENT_MAX_BYTES: usize = 704;
 /// Longest answer to a change, bytes.
 pub const ANSWER_MAX_BYTES: usize = 272;
 
-/// Who a session belongs to.
+/// The client that a session belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionRecord {
     /// The session's number.
     pub id: u64,
-    /// Its secret.
+    /// The session's secret.
     pub secret: [u8; 16],
     /// The client's node.
     pub node: u64,
@@ -36,25 +36,25 @@ pub struct SessionRecord {
     pub host: String,
 }
 
-/// What was last noted of a slot.
+/// The last note about a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SlotRecord {
     /// A change was begun; whether it was applied is to be found out.
     Intent {
-        /// Its number in the slot.
+        /// The number of the change in the slot.
         sequence: u32,
         /// Which operation.
         op: Op,
-        /// What was known before it.
+        /// The intent of the change, noted before it.
         intent: Vec<u8>,
     },
     /// A change was answered.
     Answer {
-        /// Its number in the slot.
+        /// The number of the change in the slot.
         sequence: u32,
         /// The answer.
         answer: Vec<u8>,
-        /// What had been noted before it, if anything had.
+        /// The note before the answer, if there was one: operation and intent.
         begun: Option<(Op, Vec<u8>)>,
     },
 }
@@ -64,7 +64,7 @@ pub trait SlotLog: Send + Sync + 'static {
     /// A change begins. `intent` is at most [`INTENT_MAX_BYTES`].
     fn begin(&self, slot: u32, sequence: u32, op: Op, intent: &[u8]);
 
-    /// It was answered. `answer` is at most [`ANSWER_MAX_BYTES`].
+    /// The change was answered. The `answer` is at most [`ANSWER_MAX_BYTES`].
     fn done(&self, slot: u32, sequence: u32, answer: &[u8]);
 
     /// Slots that there are.
@@ -91,14 +91,14 @@ pub trait Journal: Send + Sync + 'static {
     /// The sessions of the last server epoch.
     fn load(&self) -> Vec<(SessionRecord, Arc<dyn SlotLog>)>;
 
-    /// What was kept as `what`; none if nothing was.
+    /// The record that was kept as `what`; none if nothing was.
     fn kept(&self, what: PersistentRecord) -> io::Result<Option<Vec<u8>>>;
 
     /// Keeps it, over a loss of power too.
     fn keep(&self, what: PersistentRecord, bytes: &[u8]) -> io::Result<()>;
 }
 
-/// What a server keeps beside sessions.
+/// The records that a server keeps beside sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PersistentRecord {
     /// The key of its tickets.
@@ -120,7 +120,7 @@ pub struct MemoryJournal {
 type Sessions = BTreeMap<u64, (SessionRecord, Arc<MemoryLog>)>;
 
 impl MemoryJournal {
-    /// As after a loss of power: sessions are gone, what is kept beside them is not.
+    /// Forgets all sessions, as a loss of power does. What is kept beside them stays.
     pub fn forget(&self) {
         self.lock().clear();
     }

@@ -29,7 +29,7 @@ fn name_of(what: PersistentRecord) -> (&'static str, &'static str) {
     }
 }
 
-/// What is in the file; none if there is none. Errors: it cannot be read, or is another
+/// The content of the file; none if there is no file. Errors: it cannot be read, or is another
 /// version's or no such file (`InvalidData`).
 pub(crate) fn read(dir: &Path, what: PersistentRecord) -> io::Result<Option<Vec<u8>>> {
     let (name, first) = name_of(what);

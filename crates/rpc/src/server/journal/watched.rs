@@ -15,7 +15,7 @@ pub(crate) trait Watch: Send + Sync + 'static {
     fn lets_go(&self) {}
 }
 
-/// What `W` watches.
+/// A journal in memory whose notes `W` watches.
 #[derive(Default)]
 pub(crate) struct WatchedJournal<W>(MemoryJournal, pub(crate) Arc<W>);
 

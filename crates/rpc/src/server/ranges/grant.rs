@@ -7,7 +7,8 @@ use dray_core::FileId;
 use super::queue::Arrival;
 use super::{RangeTable, Span};
 
-/// A change that is under way, the bytes that it writes, and its stamp; or places in the queues for these.
+/// A change that is under way, the bytes that it writes, and its stamp. Before these are granted,
+/// it has places in the queues for them.
 pub(crate) struct RangeGrant {
     table: Arc<RangeTable>,
     file: FileId,

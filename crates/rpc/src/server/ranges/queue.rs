@@ -1,5 +1,5 @@
-//! A queue for ranges of a file: who came first goes first, and who wants something else, or may
-//! share what is used, goes on beside them.
+//! A queue for ranges of a file, first come, first served. A caller that wants another range, or
+//! may share the range in use, goes on beside those that wait.
 //!
 //! Thousands may wait for one file, the directory that everybody makes files in. A release wakes
 //! the requests that can be granted, nearly always one. Its cost does not depend on the other
@@ -23,7 +23,7 @@ pub(super) enum RangeAccess {
     Exclusive,
 }
 
-/// What somebody wants of a file.
+/// The range of a file that a call wants, and the kind of use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RangeRequest {
     pub(super) span: Span,
@@ -49,7 +49,8 @@ impl RangeRequest {
     }
 }
 
-/// Those that use ranges of one file, and those that wait for them, in the order of their arrival.
+/// The grants for ranges of one file, and the calls that wait for them, in the order of their
+/// arrival.
 pub(super) struct RangeQueue<T> {
     entries: VecDeque<Entry<T>>,
     /// Entries that exclude all others. Where there are none nobody waits.
@@ -63,9 +64,9 @@ struct Entry<T> {
 }
 
 enum Stage<T> {
-    /// Behind those before it that exclude it.
+    /// The request waits behind the requests before it that exclude it.
     Waits(Waker),
-    /// It has its range, and this is known of it.
+    /// The caller has its range, and this is known of it.
     Has(T),
 }
 
@@ -97,7 +98,7 @@ impl<T> RangeQueue<T> {
         self.exclusive > 0
     }
 
-    /// What is known of those that have some of `span`.
+    /// The knowledge of the holders of some of `span`.
     pub(super) fn having(&self, span: Span) -> impl Iterator<Item = &T> {
         self.entries.iter().filter_map(move |entry| match &entry.stage {
             Stage::Has(known) if entry.want.span.meets(span) => Some(known),
@@ -105,8 +106,8 @@ impl<T> RangeQueue<T> {
         })
     }
 
-    /// Comes behind all others; `arrival` is later than theirs. Answers whether it has what it wants:
-    /// else it is to be asked for by [`RangeQueue::poll`].
+    /// Comes behind all others; `arrival` is later than theirs. Answers whether it has what it
+    /// wants: else it is to be asked for by [`RangeQueue::poll`].
     pub(super) fn enter(
         &mut self,
         arrival: Arrival,
@@ -145,7 +146,7 @@ impl<T> RangeQueue<T> {
         self.entries.iter().take(before).any(|other| other.want.excludes(want))
     }
 
-    /// Gives one that waits what it wants, if nobody before it is in its way; else `waker` is woken
+    /// Grants a waiting request, if no request before it is in its way. Otherwise `waker` is woken
     /// when that is so.
     pub(super) fn poll(
         &mut self,

@@ -15,9 +15,9 @@ pub(crate) struct Stamps {
 }
 
 impl Default for Stamps {
-    /// Begins with the time, nanoseconds: a server that takes over gives greater stamps than
-    /// the one before it, which counted by ones and took longer for each. Should the clock
-    /// have been set back, [`Stamps::begin_above`] helps.
+    /// Begins with the time, nanoseconds. So a server that takes over gives greater stamps than the
+    /// server before it, which counted by ones and took longer for each. Should the clock have been
+    /// set back, [`Stamps::begin_above`] helps.
     fn default() -> Stamps {
         let begin = dray_rt::wall_clock().as_nanos() as u64;
         Stamps { before: AtomicU64::new(begin), newest: AtomicU64::new(begin) }

@@ -14,8 +14,8 @@ use super::{Span, Stamps};
 /// Independent parts of the table, so that threads seldom meet.
 const SHARDS: usize = 64;
 
-/// Queues without entries that a shard keeps for files to come, so that a call seldom takes memory,
-/// and the entries that one of them has room for at most.
+/// Queues without entries that a shard keeps for files to come, so that a call seldom takes memory.
+/// The second number is the most entries that one of them has room for.
 const SPARE_MAX: usize = 8;
 const SPARE_ENTRIES_MAX: usize = 64;
 
@@ -101,8 +101,8 @@ impl FileRanges {
         self.changes.is_empty() && self.data.is_empty() && self.settling.is_empty()
     }
 
-    /// Whether no write is under way whose stamp is `upto` or an earlier one. Those that wait get
-    /// later ones.
+    /// Whether no write is under way whose stamp is `upto` or an earlier one. The writes that wait
+    /// get later stamps.
     fn is_settled(&self, upto: u64) -> bool {
         self.data.having(Span::ALL).flatten().all(|stamp| *stamp > upto)
     }
@@ -125,7 +125,8 @@ impl RangeTable {
         lock(&self.shards[mixed as usize % SHARDS])
     }
 
-    /// Waits until no other change of any of the same is under way. Who came first goes first.
+    /// Waits until no other change of any of the same is under way. The change that came first goes
+    /// first.
     pub(crate) async fn change(self: &Arc<RangeTable>, file: FileId, span: Span) -> RangeGrant {
         let (arrival, has) = {
             let mut shard = self.shard(file);
@@ -174,8 +175,9 @@ impl RangeTable {
         self.cut.load(Ordering::SeqCst) != 0
     }
 
-    /// Waits until nobody reads or writes these bytes, but not for changes that are under way and do
-    /// not write yet: what a client sends again after a loss of power comes before these.
+    /// Waits until nobody reads or writes these bytes, but not for changes that are under way and
+    /// do not write yet. The changes that a client sends again after a loss of power come before
+    /// these.
     pub(crate) async fn write(self: &Arc<RangeTable>, file: FileId, span: Span) -> RangeGrant {
         self.shard(file).version += 1;
         let mut grant = RangeGrant::of_write(self, file);
@@ -255,10 +257,10 @@ impl RangeTable {
         self.cut.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// A number that is another as soon as anybody begins to change the file; none while
-    /// somebody changes these bytes, or waits to. Two that are equal, one of before a read
-    /// began and one of after it ended, say that there was no change in between. Changes of
-    /// what shares the shard give other numbers, too.
+    /// A number that is another as soon as anybody begins to change the file; none while somebody
+    /// changes these bytes, or waits to. If the versions before a read began and after it ended are
+    /// equal, there was no change in between. Changes of what shares the shard give other numbers,
+    /// too.
     pub(crate) fn version(&self, file: FileId, span: Span) -> Option<u64> {
         let shard = self.shard(file);
         let is_quiet = |ranges: &FileRanges| {

@@ -1,5 +1,5 @@
-//! The state that a server epoch takes over from the one before it, beside sessions: the keys of
-//! tickets, the evicted sessions, and the bound of the stamps.
+//! The state that a server epoch takes over from the one before it, beside sessions. It is the keys
+//! of tickets, the evicted sessions, and the bound of the stamps.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,9 +11,9 @@ use crate::wire::{Input, Wire};
 /// Evicted sessions remembered.
 pub(crate) const EVICTED_MAX: usize = 4096;
 
-/// So many stamps may be given until the bound is noted anew: more than a server gives
-/// between two looks, and few enough that the clock overtakes what is skipped at a start
-/// (stamps begin with its nanoseconds, 4.3 s of which these are).
+/// So many stamps may be given until the bound is noted anew. That is more than a server gives
+/// between two looks. The clock still overtakes what is skipped at a start: stamps begin with its
+/// nanoseconds, and these are 4.3 s.
 const STAMPS_AHEAD: u64 = 1 << 32;
 
 /// Keeps it.
@@ -41,8 +41,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ServerEpoch {
-    /// Takes over what `journal` has. What it has not begins anew; what it cannot keep does
-    /// so at the next start.
+    /// Takes over what `journal` has. State that is not there begins anew. State that cannot be
+    /// kept begins anew at the next start.
     pub(crate) fn begin(journal: Arc<dyn Journal>) -> ServerEpoch {
         let evicted =
             words(&*journal, PersistentRecord::Evicted).into_iter().rev().take(EVICTED_MAX);
@@ -87,8 +87,8 @@ impl ServerEpoch {
         evicted.count += 1;
     }
 
-    /// Those that were evicted are not to come back after a restart either. Waits for media, once
-    /// for all that were evicted meanwhile.
+    /// Evicted clients are not to come back after a restart either. Waits for media, once for all
+    /// that were evicted meanwhile.
     pub(crate) fn note_evicted(&self) {
         let asked = lock(&self.evicted).count;
         let mut noted = lock(&self.noted);
@@ -151,8 +151,8 @@ mod tests {
         }
     }
 
-    /// Each of a thousand clients of one name that were evicted had all of them written and synced
-    /// once more, one after the other, and nobody could come in meanwhile.
+    /// Each eviction of a thousand clients of one name had all of them written and synced once
+    /// more, one after the other. Nobody could come in meanwhile.
     // proves: P132
     #[test]
     fn evictions_of_many_are_noted_together() {
@@ -170,7 +170,8 @@ mod tests {
     }
 
     /// Each of a thousand exports began where the one before it had had the bound noted, and had it
-    /// noted anew: a quarter of a minute of syncs, and stamps that were an hour ahead of the clock.
+    /// noted anew. That took a quarter of a minute of syncs, and the stamps were an hour ahead of
+    /// the clock.
     #[test]
     fn exports_that_begin_together_have_the_bound_noted_once() {
         let journal = Arc::new(WatchedJournal::<Count>::default());

@@ -24,9 +24,9 @@ struct State {
     /// Syncs begun and done.
     begun: u64,
     done: u64,
-    /// What came of the last: the stamp up to which everything is on media.
+    /// The result of the last sync: the stamp up to which everything is on media.
     last: Option<Result<u64>>,
-    /// Those that failed, and why the last one did.
+    /// The number of syncs that failed, and why the last one did.
     failures: Failures,
     why: Option<Error>,
     waiting: Vec<Waker>,
@@ -73,7 +73,7 @@ impl GroupSync {
         self.reported.fetch_max(stamp, Ordering::SeqCst) < stamp
     }
 
-    /// Those so far.
+    /// The failures so far.
     pub(crate) fn failures(&self) -> Failures {
         self.lock().failures
     }
@@ -148,8 +148,8 @@ mod tests {
     use dray_backends::memory::{MemoryFs, MemoryOptions};
     use dray_core::FileId;
 
-    /// What is being written while everything is synced may be on media or not: no client is
-    /// notified that it is.
+    /// Data that are being written while everything is synced may be on media or not: no client is
+    /// notified that they are.
     #[test]
     fn a_sync_speaks_of_what_was_over_before_it_began() {
         let kind = dray_rt::DriverKind::Simulated { seed: 1 };

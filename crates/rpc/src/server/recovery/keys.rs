@@ -1,10 +1,10 @@
-//! The keys of tickets: one that they are sealed with, and the one before it, whose tickets are
-//! still believed.
+//! The keys of tickets. The current key seals tickets, and tickets of the key before are still
+//! believed.
 //!
-//! A ticket says what was true once, so it must end some time. A key is replaced at the first
-//! start after a day, and believed until it is replaced again. Clients that are there when a
-//! server starts open their files again, and get tickets of the new key with that: of what
-//! stays open none runs out (docs/adr/0021-ends-of-state.md).
+//! A ticket says what was true once, so it must end some time. A key is replaced at the first start
+//! after a day, and believed until it is replaced again. Clients that are there when a server
+//! starts open their files again, and then get tickets of the new key. So no ticket of a file that
+//! stays open runs out (docs/adr/0021-ends-of-state.md).
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ const AGE_MAX: Duration = Duration::from_secs(24 * 3600);
 pub(crate) struct TicketKeys {
     pub(crate) current: [u8; 32],
     pub(crate) previous: Option<[u8; 32]>,
-    /// When the current one was made, seconds by the wall clock.
+    /// The time when the current key was made, seconds by the wall clock.
     made_s: u64,
 }
 
@@ -34,7 +34,7 @@ impl TicketKeys {
         });
         let former = kept.as_deref().and_then(TicketKeys::from_bytes);
         let now_s = wall_clock().as_secs();
-        // One from the future says that a clock is wrong or the file is garbage: else it might
+        // A key from the future says that a clock is wrong or the file is garbage: else it might
         // never end.
         let fresh = |keys: &TicketKeys| now_s.abs_diff(keys.made_s) < AGE_MAX.as_secs();
         if let Some(keys) = former.filter(fresh) {
@@ -53,7 +53,7 @@ impl TicketKeys {
         }
     }
 
-    /// What could not be kept would be believed by nobody later: the former keys go on.
+    /// A key that could not be kept would be believed by nobody later: the former keys go on.
     fn unless_kept(self, former: Option<TicketKeys>) -> TicketKeys {
         former.unwrap_or_else(|| {
             log::error!("after a restart clients open files again with the rights of their users");
@@ -73,7 +73,7 @@ impl TicketKeys {
     fn from_bytes(bytes: &[u8]) -> Option<TicketKeys> {
         let mut input = Input(bytes);
         let current = input.get().ok()?;
-        // One that an earlier release made is of an unknown age.
+        // A key that an earlier release made is of an unknown age.
         let made_s = input.get().unwrap_or(0);
         Some(TicketKeys { current, made_s, previous: input.get().ok() })
     }

@@ -1,10 +1,9 @@
 //! The time after a loss of the machine in which clients send again what they kept, before
 //! anybody does new work.
 //!
-//! First every client that had a session says what it knows to be on media; only then are
-//! changes taken, because one that is older than what somebody else has synced since must
-//! not undo that. When all have sent what they kept, or have been silent for a lease, new
-//! work begins.
+//! First every client that had a session says what it knows to be on media. Only then are changes
+//! taken, because an older change must not undo what somebody else has synced since. When all have
+//! sent what they kept, or have been silent for a lease, new work begins.
 
 pub(crate) mod epoch;
 pub(crate) mod grace;
@@ -25,8 +24,8 @@ use dray_rt::Instant;
 
 use crate::server::recovery::tally::{RecoveryCounts, RecoveryStatus};
 
-/// How long changes are taken, in times of a lease: else one client that never comes to its end
-/// could keep all others from new work.
+/// How long changes are taken, in times of a lease. Without this limit one client that never comes
+/// to its end could keep all others from new work.
 const SENDING_LEASES_MAX: u32 = 10;
 /// A change that takes this part of a lease is slow: not its client holds others up then, but the
 /// file system below.
@@ -45,7 +44,7 @@ pub(crate) struct Recovery {
 struct State {
     /// Sessions that have not said what is on media.
     awaited: BTreeSet<u64>,
-    /// Those that have, and send what they kept.
+    /// The sessions that have said it, and send the changes that they kept.
     sending: BTreeSet<u64>,
     /// There may be others, of whom the server does not know.
     anybody: bool,
@@ -57,7 +56,8 @@ struct State {
     lasts: Duration,
     /// Changes being made again.
     active: u32,
-    /// Its time was up, and it goes on: those that wait have to look how long.
+    /// The time of the recovery was up, and the recovery goes on: callers that wait have to look
+    /// how long.
     revived: bool,
     waiting: Vec<Waker>,
 }
@@ -140,8 +140,8 @@ impl Recovery {
         self.running.store(true, Ordering::SeqCst);
     }
 
-    /// Ends it where it is over, and wakes whom it may concern: all, if there is news for them.
-    /// Each client's word and each change come by here, and thousands may wait.
+    /// Ends the recovery where it is over, and wakes the callers that it may concern: all, if there
+    /// is news for them. Each client's word and each change come by here, and thousands may wait.
     fn look(&self, mut state: MutexGuard<'_, State>) {
         let was_declared = state.declared;
         state.step(&self.tally);
@@ -211,7 +211,8 @@ impl Recovery {
         self.look(state);
     }
 
-    /// The export is withdrawn: nobody waits for anybody any more. It begins anew with the next opening.
+    /// The export is withdrawn: nobody waits for anybody any more. It begins anew with the next
+    /// opening.
     pub(crate) fn abandon(&self) {
         let mut state = self.lock();
         state.declared = true;
@@ -302,8 +303,8 @@ mod tests {
         Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(test);
     }
 
-    /// One that sent a change every now and then, or one after the other, and never said that it
-    /// was done, kept all others from new work for ever.
+    /// A client that never said that it was done kept all others from new work for ever. It sent a
+    /// change every now and then, or one after the other.
     // proves: P106
     #[test]
     fn a_client_that_never_ends_does_not_hold_up_the_others_for_ever() {
@@ -377,7 +378,7 @@ mod tests {
         });
     }
 
-    /// What a file system holds up is not what a client does.
+    /// A delay by a file system is no delay by a client.
     // proves: P106
     #[test]
     fn a_hanging_file_system_costs_a_client_none_of_its_time() {

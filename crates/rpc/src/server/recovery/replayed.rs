@@ -1,6 +1,6 @@
-//! Changes that clients send again after a loss of power, in whatever order they come: per
-//! byte of a file the change with the greatest stamp prevails, as if all had come in the
-//! order of their stamps.
+//! Changes that clients send again after a loss of power, in whatever order they come. Per byte of
+//! a file the change with the greatest stamp prevails, as if all had come in the order of their
+//! stamps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ const RANGES_MAX: usize = 1 << 20;
 /// Zeros written at once where no hole can be made, bytes.
 const ZEROS_BYTES: u64 = 1 << 20;
 
-/// What has been made again in one export.
+/// The changes that have been made again in one export.
 #[derive(Default)]
 pub(crate) struct ReplayedChanges {
     state: Mutex<State>,
@@ -26,7 +26,8 @@ struct State {
     /// Everything up to this stamp was on media.
     durable_stamp: u64,
     files: BTreeMap<FileId, FileState>,
-    /// What is remembered: ranges, files, durable_stamps and failures, by session and in all.
+    /// The number of things that are remembered: ranges, files, durable stamps and failures, by
+    /// session and in all.
     of_session: BTreeMap<u64, usize>,
     ranges: usize,
 }
@@ -44,7 +45,7 @@ struct FileState {
     failed: BTreeSet<u64>,
 }
 
-/// Who changed which bytes last: start to end and stamp; no two overlap.
+/// The last change of each byte: start to end and stamp; no two overlap.
 #[derive(Default)]
 struct Ranges(BTreeMap<u64, (u64, u64)>);
 
@@ -91,9 +92,9 @@ impl Ranges {
     }
 }
 
-/// What is to be done for a change, given what has been done.
+/// The next step for a change, given what has been done.
 enum Step {
-    /// Nothing: it was on media, or has been overtaken.
+    /// The change is skipped: it was on media, or has been overtaken.
     Skip,
     Write(Vec<(u64, u64)>),
     /// Zeros in these places, then this size unless a later cut decides it.
@@ -196,8 +197,8 @@ impl ReplayedChanges {
 }
 
 impl State {
-    /// A session may have as much as is left to the others (dynamic thresholds, as with
-    /// buffers): one of them alone cannot keep others' changes from being made again.
+    /// A session may have as much as is left to the others (dynamic thresholds, as with buffers).
+    /// So one session alone cannot keep others' changes from being made again.
     fn check_room(&self, session: u64) -> Result<()> {
         let its_own = self.of_session.get(&session).copied().unwrap_or(0);
         let left = RANGES_MAX.saturating_sub(self.ranges);
@@ -239,7 +240,7 @@ impl FileState {
         }
     }
 
-    /// What of `set` has not been set since.
+    /// The part of `set` that has not been set since.
     fn latest(&mut self, stamp: u64, mut set: SetAttr) -> SetAttr {
         let mut prevails = |which: usize, wanted: bool| {
             let later = self.attr[which] > stamp;
@@ -370,7 +371,7 @@ mod tests {
         assert_eq!((parts, size), (vec![(5, 10)], None), "a later cut decides the size");
     }
 
-    /// One session that says more than there is room for does not take it all.
+    /// One session that sends more than there is room for does not take all the room.
     #[test]
     fn what_is_remembered_is_bounded_and_a_session_leaves_as_much_as_it_takes() {
         let replayed = ReplayedChanges::default();

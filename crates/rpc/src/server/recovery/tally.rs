@@ -2,15 +2,15 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What became of what was not on media when the machine lost power. Counts begin with the
-/// process, which is the one that clients come back to.
+/// The outcome of the changes that were not on media when the machine lost power. Counts begin with
+/// the process, which is the one that clients come back to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecoveryStatus {
     /// New work waits for clients that send again what they kept.
     pub running: bool,
     /// Changes made again, and their data.
     pub redone_changes: u64,
-    /// As above.
+    /// The data of the changes made again, bytes.
     pub redone_bytes: u64,
     /// Losses that clients found and reported to their users.
     pub losses: u64,
@@ -21,7 +21,7 @@ pub struct RecoveryStatus {
 }
 
 impl RecoveryStatus {
-    /// Of two exports together.
+    /// The counts of two exports together.
     pub(crate) fn and(self, other: RecoveryStatus) -> RecoveryStatus {
         RecoveryStatus {
             running: self.running || other.running,

@@ -18,8 +18,8 @@ use crate::server::log_throttle::LogThrottle;
 
 /// Files kept at most; the removal of another one waits until everybody is back.
 const KEPT_MAX: usize = 4096;
-/// And no longer than so many leases from the start on: else one client that never says that it
-/// is back could keep all others from removing files.
+/// The window ends so many leases after the start at the latest. Otherwise one client that never
+/// says that it is back could keep all others from removing files.
 const WAIT_LEASES_MAX: u32 = 10;
 
 /// The sessions that are expected to return to an export, and the files held for them.
@@ -45,7 +45,7 @@ impl RecoveryWindow {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// This session may have files open; its lease is so long.
+    /// This session may have files open, and its lease is `lease`.
     pub(crate) fn awaits(&self, session: u64, lease: Duration) {
         let mut state = self.lock();
         state.awaited.insert(session);
@@ -173,7 +173,7 @@ mod tests {
             let mut waits = removal();
             let soon = dray_rt::timeout(LEASE * WAIT_LEASES_MAX / 2, &mut waits).await;
             assert!(soon.is_err() && returning.lock().kept.len() == KEPT_MAX);
-            // One that is there, and never says that it is back.
+            // The client is there, and never says that it is back.
             dray_rt::timeout(LEASE * WAIT_LEASES_MAX, waits).await.unwrap().unwrap();
             assert_eq!(returning.lock().kept.len(), KEPT_MAX);
             returning.awaits(2, LEASE);

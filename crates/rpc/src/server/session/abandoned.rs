@@ -1,7 +1,7 @@
 //! Changes that the death of a server cut short, and that their client does not ask for again.
 //!
 //! Reads and changes of the same ranges wait for them. A client that has come back asks at once, or
-//! says that it has nothing under way; one that does neither must not keep the others waiting.
+//! says that it has nothing under way. A client that does neither must not keep the others waiting.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ impl ServerSession {
         let since = {
             let mut state = self.state();
             if self.export.recovery.running() {
-                // What is asked for again waits as well.
+                // A call that is asked for again waits as well.
                 state.came_back = state.came_back.map(|_| dray_rt::now());
             }
             state.came_back

@@ -1,5 +1,5 @@
-//! The locks of a session: which owners end with a close, and whether a later server epoch has to
-//! wait for its client to reclaim them.
+//! The locks of a session. The module says which owners end with a close, and whether a later
+//! server epoch has to wait for its client to reclaim them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::server::refusals::no_room_for_an_owner;
 /// Owners of fcntl locks, by the open file through which they were taken, and the way back.
 #[derive(Default)]
 pub(super) struct Owners {
-    /// Each with its place among those of the export.
+    /// The lock owners, each with its place among those of the export.
     by_handle: BTreeMap<(u64, LockOwner), (FileId, Reservation)>,
     by_owner: BTreeSet<(LockOwner, FileId, u64)>,
 }
@@ -28,7 +28,7 @@ impl Owners {
         }
     }
 
-    /// Those with locks through `handle`.
+    /// The owners with locks through `handle`.
     fn of(&self, handle: u64) -> Vec<LockOwner> {
         let all = (handle, LockOwner::MIN)..=(handle, LockOwner::MAX);
         self.by_handle.range(all).map(|(&(_, owner), _)| owner).collect()
@@ -90,7 +90,7 @@ impl ServerSession {
         self.settle_locks(&state);
     }
 
-    /// With the last lock ends what the journal says of it.
+    /// When the last lock ends, the journal's note of locks ends.
     fn settle_locks(&self, state: &State) {
         if state.reclaim_pending {
             return;
@@ -101,10 +101,10 @@ impl ServerSession {
         }
     }
 
-    /// Closes an open file and ends the fcntl locks that were taken through it: those of the open file
-    /// description, since those of processes have ended with their flush. The kernel's name for such an
-    /// owner is an address, which the next open file may have before the close of this one comes:
-    /// what that one has locked stays.
+    /// Closes an open file and ends the fcntl locks of the open file description that were taken
+    /// through it. Locks of processes have ended with their flush. The kernel's name for such an
+    /// owner is an address, which the next open file may have before the close of this one comes.
+    /// Locks of that next file stay.
     pub(crate) async fn close_file(
         &self,
         cx: &Context,

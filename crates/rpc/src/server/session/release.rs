@@ -10,8 +10,8 @@ use crate::server::as_server;
 
 impl ServerSession {
     /// Closes the open files with numbers in this range, and gives back the locks that were taken
-    /// through them alone. What came by connections that are gone, and still opens such files, comes
-    /// first. Ends early where `connection` goes: its client says it again on the next one.
+    /// through them alone. Calls that came by connections that are gone, and still open such files,
+    /// come first. Ends early where `connection` goes: its client says it again on the next one.
     pub(crate) async fn release(self: Arc<ServerSession>, connection: u64, handles: Range<u64>) {
         // A range from the network may be none.
         if handles.is_empty() || self.unslotted(connection, None).await.is_none() {

@@ -1,5 +1,5 @@
-//! Changes of a session while they are under way, so that what came by a connection that is gone
-//! does not undo what its client asked for on the next one.
+//! Changes of a session while they are under way. A change from a connection that is gone must not
+//! undo what its client asked for on the next one.
 
 use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
@@ -73,9 +73,9 @@ impl ServerSession {
         (before & OVER == 0).then_some(carried)
     }
 
-    /// No change is carried out any more that has not been begun. Ends when those that have are
-    /// over: of a client that was evicted nothing is to come behind what others do under the locks
-    /// that it had.
+    /// No change is carried out any more that has not been begun. Ends when the changes that are
+    /// under way have ended. No change of an evicted client may come behind what others do under
+    /// the locks that the client had.
     pub(super) async fn carried_out(&self) {
         std::future::poll_fn(|task| {
             let mut state = self.state();
@@ -93,13 +93,13 @@ impl ServerSession {
         self.carried.fetch_or(OVER, Ordering::SeqCst);
     }
 
-    /// Waits until no call in no slot, such as an unlock, is under way from a connection
-    /// that is gone: its client has asked again on this one, and what comes after must not
-    /// be undone by the first. Ends with the answer. None: this connection is gone itself, and
-    /// whatever had come by it and was not begun must not be.
+    /// Waits until no call without a slot, such as an unlock, is under way from a connection that
+    /// is gone. Its client has asked again on this connection, and the first call must not undo
+    /// what comes after. Ends with the answer. None: this connection is gone itself, and whatever
+    /// had come by it and was not begun must not be.
     ///
-    /// A call that `closes` an open file comes behind those that are still opening it, too: they
-    /// came by a connection that is gone, and nobody waits for them any more.
+    /// A call that `closes` an open file waits for calls that still open it, too. Such calls came
+    /// by a connection that is gone, and nobody waits for them any more.
     pub(crate) async fn unslotted(
         &self,
         connection: u64,

@@ -19,7 +19,7 @@ const CLIENTS_MAX: usize = 256;
 /// Questions that one client may leave unanswered; then the oldest is forgotten.
 const QUESTIONS_MAX: usize = 8;
 
-/// What one client was asked and has not answered.
+/// The questions that one client was asked and has not answered.
 #[derive(Default)]
 pub(crate) struct Questions(Mutex<Open>);
 
@@ -82,7 +82,7 @@ pub(crate) fn ask(sessions: &Callers) -> JobQuery {
 }
 
 impl JobQuery {
-    /// What clients have answered in time.
+    /// The jobs that clients have answered in time.
     pub(crate) async fn jobs(self) -> Jobs {
         let mut jobs = Jobs::new();
         for (session, receiver) in self.answers {

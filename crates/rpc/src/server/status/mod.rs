@@ -1,4 +1,4 @@
-//! What a server is doing, for `dray status`.
+//! The state of a server, for `dray status`.
 
 pub(crate) mod jobs;
 pub(crate) mod paths;
@@ -40,12 +40,12 @@ pub struct ServerStatus {
     pub buffer_used_bytes: usize,
     /// Buffers that may be lent, bytes.
     pub buffer_limit_bytes: usize,
-    /// Names of exports, and of how many files of each two clients stored into shared mappings at the
-    /// same time.
+    /// Names of exports, and of how many files of each two clients stored into shared mappings at
+    /// the same time.
     pub mapped_twice: Vec<(String, u64)>,
-    /// What a loss of the machine's power cost.
+    /// The cost of a loss of the machine's power.
     pub recovery: RecoveryStatus,
-    /// What clients were refused, so that there is some for others.
+    /// The refusals to clients, which leave others their share.
     pub refused: RefusedStatus,
 }
 
@@ -62,7 +62,7 @@ pub struct RefusedStatus {
     pub connections: u64,
 }
 
-/// One session.
+/// A session, as the status shows it.
 #[derive(Clone, Debug)]
 pub struct ClientStatus {
     /// Number to evict it by.
@@ -163,14 +163,14 @@ impl Inner {
         callers
     }
 
-    /// Of all exports together.
+    /// The recovery of all exports together.
     fn recovery(&self) -> RecoveryStatus {
         let exports = self.exports.opened();
         let each = exports.iter().map(|export| export.recovery.status());
         each.fold(RecoveryStatus::default(), RecoveryStatus::and)
     }
 
-    /// Of all exports together.
+    /// The refusals of all exports together.
     fn refused(&self) -> RefusedStatus {
         let exports = self.exports.opened();
         let files = exports.iter().map(|export| export.refused_files.count()).sum();
@@ -221,7 +221,7 @@ pub(super) struct StatusSnapshot {
     operations: Vec<Operation>,
     /// The files that calls under way are about.
     pub(super) subjects: Vec<Subject>,
-    /// Those of whom a client may know a job.
+    /// The callers of whom a client may know a job.
     pub(super) callers: Callers,
 }
 

@@ -28,7 +28,7 @@ impl Subject {
         Subject { fs, id, name }
     }
 
-    /// What stands for it where its path is not known.
+    /// The text that stands for a file where its path is not known.
     pub(crate) fn by_id(&self) -> String {
         self.shown(self.id.to_string())
     }
@@ -55,7 +55,7 @@ pub(crate) struct PathFinder {
 }
 
 impl PathFinder {
-    /// What to show for each file.
+    /// The text to show for each file.
     pub(crate) async fn find(&self, files: Vec<Subject>) -> Vec<String> {
         // A simulation has no threads, which would make it another one each time.
         if in_simulation() {

@@ -21,9 +21,9 @@ struct Noted {
 }
 
 impl ReplaySlots {
-    /// Takes over what a server before us had noted.
-    /// After a loss of the machine (`lost`) an answer is no proof that its change is there. False: the
-    /// export was lost meanwhile, and what could not be found out is noted as it was.
+    /// Takes over what a server before us had noted. After a loss of the machine (`lost`) an answer
+    /// is no proof that its change is there. False: the export was lost meanwhile, and what could
+    /// not be found out is noted as it was.
     pub(crate) async fn restore(&self, export: &Export, lost: bool) -> bool {
         for (number, record) in self.log.records() {
             let slot = self.restored(export, lost, (number, record)).await;

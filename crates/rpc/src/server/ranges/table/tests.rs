@@ -10,7 +10,7 @@ fn file(ino: u64) -> FileId {
     FileId { ino, generation: 0 }
 }
 
-/// What comes of it at once.
+/// The result of a future at its first poll, if it has ended.
 fn poll<T>(future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
     match future.poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(done) => Some(done),
@@ -138,7 +138,7 @@ fn a_change_cut_short_keeps_its_range_and_readers_out() {
         dray_rt::yield_now().await;
         assert!(!can_change(&table, Span::bytes(8, 1)));
         assert_eq!(read.load(Ordering::SeqCst), 0, "it may be half written");
-        // What is sent again after a loss of power, and what is synced, does not wait for it.
+        // A change that is sent again after a loss of power, or a sync, does not wait for it.
         assert!(try_write(&table, Span::ALL).is_some());
         table.settled_in(file(1)).await;
         assert!(table.has_cut());
@@ -189,7 +189,7 @@ fn overlapping_writes_wait_and_a_settled_stamp_covers_no_running_one() {
     assert_eq!((poll(all.as_mut()), poll(of_file.as_mut())), (newest, newest));
 }
 
-/// What has the newest stamp and is not over is not on media either.
+/// A change that has the newest stamp and is not over is not on media either.
 #[test]
 fn a_settled_stamp_waits_for_the_newest_change_too() {
     let table = Arc::new(RangeTable::default());
@@ -200,7 +200,8 @@ fn a_settled_stamp_waits_for_the_newest_change_too() {
     assert_eq!(poll(pin!(table.settled())), stamp);
 }
 
-/// Those that sync wake once, when what they wait for is over, however much is written meanwhile.
+/// Calls that sync wake once, when the writes that they wait for are over, however much is written
+/// meanwhile.
 #[test]
 fn a_sync_is_woken_when_what_it_waits_for_is_over() {
     simulate(async {
