@@ -1,4 +1,4 @@
-"""Long sentences of Markdown documents.
+"""Long sentences of Markdown documents, and of the comments of Rust sources.
 
 prose.py FILE...; exits 1 after naming every sentence of more than 25 words, as FILE:LINE.
 """
@@ -51,6 +51,38 @@ def blocks(text):
     yield from finished()
 
 
+def comments(text):
+    """Paragraphs of the comments of a Rust source, each with its first line's number.
+
+    Items of lists, tables and lines of code in a comment are left apart. Comments behind code are left out.
+    """
+    number, lines, kind, fenced = 0, [], None, False
+
+    def finished():
+        block = (number, " ".join(lines))
+        lines.clear()
+        return [block] if block[1] else []
+
+    for at, line in enumerate(text.splitlines(), 1):
+        comment = re.match(r"\s*(//[/!]?)(?: (.*))?$", line)
+        if not comment:
+            yield from finished()
+            kind = None
+            continue
+        words = (comment[2] or "").strip()
+        if words.startswith("```"):
+            fenced = not fenced
+            words = ""
+        if comment[1] != kind or not words or fenced or re.match(r"([-*|#]|\d+\.)", words):
+            yield from finished()
+        kind = comment[1]
+        if words and not fenced:
+            if not lines:
+                number = at
+            lines.append(words)
+    yield from finished()
+
+
 def plain(block):
     """The block as it is read: code is one word, a link is its text."""
     block = re.sub(r"`[^`]*`", "code", block)
@@ -72,8 +104,11 @@ def sentences(block):
         yield sentence
 
 
-def long_sentences(text):
-    for number, block in blocks(text):
+def long_sentences(path, text):
+    # A comment may say after a colon, in a sentence of its own, what follows from the first.
+    rust = path.endswith(".rs")
+    for number, block in comments(text) if rust else blocks(text):
+        block = re.sub(r"(:) (?=[A-Z`])", r"\1. ", block) if rust else block
         for sentence in sentences(block):
             words = [word for word in sentence if re.search(r"\w", word)]
             if len(words) > WORDS_MAX:
@@ -85,7 +120,7 @@ def main():
     for path in sys.argv[1:]:
         with open(path, encoding="utf-8") as file:
             text = file.read()
-        for number, words, sentence in long_sentences(text):
+        for number, words, sentence in long_sentences(path, text):
             found = True
             print(f"{path}:{number}: {words} words: {sentence}")
     return int(found)
