@@ -129,8 +129,8 @@ fn check(below: impl FnOnce(&Path) -> Option<PathBuf>) {
     posix::release().unwrap();
 }
 
-/// Each listing of a directory looked for the export's root above it: a program that removed a tree of 4000
-/// directories, one in the other, waited 44 s.
+/// Each listing of a directory looked for the export's root above it. A program that removed a tree
+/// of 4000 directories, one in the other, waited 44 s.
 // proves: P16
 #[test]
 fn a_call_in_a_deep_directory_costs_what_it_costs_in_another() {

@@ -34,9 +34,9 @@ pub enum StartProgress {
     Mounted(u32),
 }
 
-/// Goes on in a child process; the parent waits until [`ReadinessPipe::ready`], or until the
-/// child has said what is wrong and ended, has `clean_up` take away what is left, and passes the exit code
-/// on. To be called before any thread is started.
+/// Goes on in a child process. The parent waits until [`ReadinessPipe::ready`], or until the child
+/// has said what is wrong and ended. Then the parent has `clean_up` take away what is left, and
+/// passes the exit code on. To be called before any thread is started.
 pub fn fork(clean_up: impl FnOnce(StartProgress)) -> Result<ReadinessPipe, Failure> {
     let what = || "cannot go into the background".to_owned();
     let (mut read, write) = pipe().doing(what)?;
@@ -56,8 +56,9 @@ pub fn fork(clean_up: impl FnOnce(StartProgress)) -> Result<ReadinessPipe, Failu
     }
 }
 
-/// Goes on in this process; another one, which nobody has to wait for, has `clean_up` take away what is
-/// left if this one ends before [`ReadinessPipe::ready`]. To be called before any thread is started.
+/// Goes on in this process. Another one, which nobody has to wait for, has `clean_up` take away
+/// what is left if this one ends before [`ReadinessPipe::ready`]. To be called before any thread is
+/// started.
 pub fn watch(clean_up: impl FnOnce(StartProgress)) -> Result<ReadinessPipe, Failure> {
     let what = || "cannot watch over the mount".to_owned();
     let (mut read, write) = pipe().doing(what)?;

@@ -5,8 +5,8 @@ use std::io::Write;
 
 use crate::error::{ErrorContext, Failure};
 
-/// Prints to stdout. Errors: the disk is full, or nobody reads any more, which ends the
-/// command without a word: a reader such as head(1) has what it wanted.
+/// Prints to stdout. Errors: the disk is full, or nobody reads any more, which ends the command
+/// without a word. A reader such as head(1) has what it wanted.
 pub fn print(text: impl Display) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
     match write!(stdout, "{text}").and_then(|()| stdout.flush()) {

@@ -16,8 +16,8 @@ pub const DATA_MAX_BYTES: usize = dray_core::IO_MAX_BYTES;
 /// ([`Incoming::first_head`](crate::Incoming::first_head)).
 pub const FIRST_HEAD_MAX_BYTES: usize = 4 << 10;
 
-/// Frames are handled for so long before other tasks run: one end may ask for a hundred
-/// large reads at once, each of which is work for a good part of this.
+/// Frames are handled for so long before other tasks run. One end may ask for a hundred large reads
+/// at once, each of which is work for a good part of this.
 pub(crate) const TICK_MAX: Duration = Duration::from_millis(1);
 
 /// Checks the bounds of a frame to be sent. Errors: `EMSGSIZE`.
@@ -90,14 +90,14 @@ pub const NOTICES_MAX: usize = 16;
 
 /// An established connection, which keeps frames whole and in order.
 pub trait Connection: Send + Sync + 'static {
-    /// Sends a frame: at the end of the event loop's tick if the other end keeps up; otherwise
-    /// it is queued, and `data` is held until it has gone. Errors: the connection is closed,
-    /// or a bound on head or data was passed.
+    /// Sends a frame: at the end of the event loop's tick if the other end keeps up. Otherwise it
+    /// is queued, and `data` is held until it has gone. Errors: the connection is closed, or a
+    /// bound on head or data was passed.
     fn send(&self, head: &[u8], data: Option<Buf>) -> io::Result<()>;
 
-    /// As [`Connection::send`], for what answers nothing: it is not counted as queued, and there are
-    /// [`NOTICES_MAX`] of them at most that wait for the other end. Errors: as above; `WouldBlock` if
-    /// there are as many: it was not sent.
+    /// As [`Connection::send`], for what answers nothing. It is not counted as queued, and there
+    /// are [`NOTICES_MAX`] of them at most that wait for the other end. Errors: as above;
+    /// `WouldBlock` if there are as many: it was not sent.
     fn notify(&self, head: &[u8]) -> io::Result<()>;
 
     /// Does not wait for the end of the tick with what was sent: for a sender whose executor

@@ -242,9 +242,9 @@ impl BufferPool {
         BufferPool { inner: Arc::new(inner), party: 0 }
     }
 
-    /// Ends of this pool for `count` parties that must not be able to starve each other:
-    /// half of the memory is set aside for them in equal parts, the other half goes to
-    /// the first that asks. To be called once a pool.
+    /// Ends of this pool for `count` parties that must not be able to starve each other. Half of
+    /// the memory is set aside for them in equal parts. The other half goes to the first that asks.
+    /// To be called once a pool.
     pub fn divide(&self, count: usize) -> Vec<BufferPool> {
         let mut state = self.inner.lock();
         let reserved_bytes = self.inner.limit_bytes / 2 / count.max(1);

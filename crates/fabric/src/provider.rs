@@ -98,9 +98,9 @@ fn provider(address: &Address) -> &'static dyn Provider {
 /// IPv6 are those of IPv4, too, unless somebody listens at these. Errors: those of socket(7)
 /// of any address that this machine has, and of the last one if it has none.
 ///
-/// A Unix socket left over from a server that died is replaced; one that somebody answers
-/// on is `EADDRINUSE`, a file that is no socket `EEXIST`, a path that is too long
-/// `ENAMETOOLONG` (unix(7): 107 bytes).
+/// A Unix socket left over from a server that died is replaced. One that somebody answers on is
+/// `EADDRINUSE`, a file that is no socket `EEXIST`, a path that is too long `ENAMETOOLONG`
+/// (unix(7): 107 bytes).
 pub async fn listen(address: &Address) -> io::Result<Bound> {
     provider(address).listen(address).await
 }

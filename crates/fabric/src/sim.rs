@@ -1,12 +1,11 @@
 //! A simulated network: connections between tasks of one simulation, with the faults of
 //! a real network under the control of a test.
 //!
-//! Frames keep their order within a connection, as on TCP. What a network does to
-//! packets (loss, duplication, reordering) shows above TCP as delay and as connections
-//! that break with frames lost in either direction; those are the faults made here. The
-//! two ends need not learn of a break at the same time: one end may have given the
-//! connection up, and come back on another, while what it sent still arrives at the other
-//! end of the first ([`Weather::linger_one_in`]).
+//! Frames keep their order within a connection, as on TCP. What a network does to packets (loss,
+//! duplication, reordering) shows above TCP as delay and as connections that break with frames lost
+//! in either direction. Those are the faults made here. The two ends need not learn of a break at
+//! the same time. One end may have given the connection up, and come back on another. Meanwhile
+//! what it sent still arrives at the other end of the first ([`Weather::linger_one_in`]).
 
 mod counts;
 mod listen;

@@ -39,9 +39,9 @@ impl Notifier {
     }
 }
 
-/// As [`Notifier::resend`], for a successor that does not serve yet: what the kernel sends
-/// again goes in front of its queue, before what nobody has read, and the death of its
-/// caller takes it out. Errors: `EINVAL` where the kernel cannot; those of write(2).
+/// As [`Notifier::resend`], for a successor that does not serve yet: what the kernel sends again
+/// goes in front of its queue, before what nobody has read. The death of its caller takes it out.
+/// Errors: `EINVAL` where the kernel cannot; those of write(2).
 pub fn resend(device: BorrowedFd<'_>) -> io::Result<()> {
     write_answer(device, &header(0, notify::RESEND, 0), &[])
 }

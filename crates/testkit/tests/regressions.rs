@@ -32,8 +32,8 @@ fn hold(steps: &[Step]) {
     dray_backends::posix::release().unwrap();
 }
 
-/// The model looked at rename's second path before it checked the right to search the
-/// directory that the first one ends in; Linux walks the first path to its end.
+/// The model looked at rename's second path before it checked the right to search the directory
+/// that the first one ends in. Linux walks the first path to its end.
 #[test]
 fn rename_checks_the_first_parent_before_the_second_path() {
     let (from, to) = (vec![1, 0], vec![2, 0]);

@@ -378,8 +378,8 @@ impl Core {
         table.find(id)?.is(&self.lasting(attr)).then_some((id, fd))
     }
 
-    /// To be called after a change of the inode with this id, under [`Core::copying`]: an overlay
-    /// copies what is changed, and the copy has another time of birth, perhaps another number.
+    /// To be called after a change of the inode with this id, under [`Core::copying`]. An overlay
+    /// copies what is changed. The copy has another time of birth, perhaps another number.
     pub(crate) fn changed(&self, id: FileId, fd: BorrowedFd<'_>) {
         if let Ids::Table(table) = &self.ids
             && let Ok(stat) = self.stat(fd)

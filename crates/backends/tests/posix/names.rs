@@ -215,7 +215,7 @@ fn a_parent_is_found_and_the_root_is_its_own() {
     });
 }
 
-/// Beyond 2048 levels none was found, and each search went up all of them: of a tree of 4000, whose
+/// Beyond 2048 levels none was found, and each search went up all of them. Of a tree of 4000, whose
 /// directories are listed one after the other, that was most of the work.
 // proves: P16
 #[test]

@@ -123,7 +123,7 @@ fn twenty_thousand_open_files_on_a_hundred_descriptors() {
     });
 }
 
-/// The kernel tells each descriptor once: the error was lost to a file whose descriptor had been
+/// The kernel tells each descriptor once. The error was lost to a file whose descriptor had been
 /// closed for want of others when the disk failed, or was closed then.
 // proves: P29
 #[test]

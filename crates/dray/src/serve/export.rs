@@ -207,7 +207,7 @@ pub fn squash_of(word: &str, uid: Uid, gid: Gid) -> Result<Squash, String> {
     }
 }
 
-/// That `id`, the value of `key`, can be somebody's: the last number stands for nobody in system
+/// That `id`, the value of `key`, can be somebody's. The last number stands for nobody in system
 /// calls, and all that such a user did would fail.
 pub fn check_id(key: &str, id: u32) -> Result<(), String> {
     match id {

@@ -164,8 +164,8 @@ impl ExportOpener {
         opened.map_err(|ExportLost| self.died())
     }
 
-    /// Takes the export away from its clients, as if the server had died, and opens it again once it
-    /// may be: at once, if what it was made on is still there.
+    /// Takes the export away from its clients, as if the server had died, and opens it again once
+    /// it may be. That is at once, if what it was made on is still there.
     pub fn withdraw(self: &Arc<Self>) -> Result<(), Failure> {
         let opening = self.clone();
         let name = "dray-open".into();

@@ -170,9 +170,9 @@ impl ExportRegistry {
         Ok(())
     }
 
-    /// The identity of the export of `dir`, new if it was never exported; it is the same
-    /// under every name, so that renaming an export does not turn files into others. Exports that
-    /// are opened at once are written at once. Errors: it cannot be written, and must not be used.
+    /// The identity of the export of `dir`, new if it was never exported. It is the same under
+    /// every name, so that renaming an export does not turn files into others. Exports that are
+    /// opened at once are written at once. Errors: it cannot be written, and must not be used.
     pub fn identity(&self, dir: &Path) -> Result<ExportIdentity, Failure> {
         let dir = escaped(dir);
         let (known, count) = {

@@ -94,8 +94,9 @@ impl Workers {
         self.each
     }
 
-    /// Serves a connection that was let in, on a thread of the export that its client greets
-    /// with; a client that names no export of this server is refused here. A task of the calling executor.
+    /// Serves a connection that was let in, on a thread of the export that its client greets with.
+    /// A client that names no export of this server is refused here. A task of the calling
+    /// executor.
     pub async fn serve(&self, server: &Server, incoming: Box<dyn Incoming>, admission: Admission) {
         let peer = incoming.peer();
         let greeting = dray_rt::timeout(GREETING_MAX, incoming.first_head()).await;

@@ -1,6 +1,6 @@
 //! Content that stays in pages of the kernel on its way from a socket into a file.
 //!
-//! A pipe holds references to pages, not bytes: what is spliced from a socket into it and out of it
+//! A pipe holds references to pages, not bytes. What is spliced from a socket into it and out of it
 //! into a file is copied once, into the page cache, instead of twice
 //! (docs/adr/0015-large-transfers.md). Nothing is moved on before all of it is here, so that a
 //! change is made at once, or not at all if its connection breaks.

@@ -20,7 +20,7 @@ const FIRST: u16 = 512;
 /// server. Each is tried once.
 const COUNT: u16 = RESERVED_PORTS_END - FIRST;
 
-/// Begins to connect to `to` from a reserved port; none if this process may not have one, or all of
+/// Begins to connect to `to` from a reserved port. None if this process may not have one, or all of
 /// them are in use for that address. Errors: those of socket(2) and of connect(2).
 pub(crate) fn begin_from_reserved(to: SocketAddr) -> io::Result<Option<ConnectAttempt>> {
     let first = (dray_rt::random_u64() % u64::from(COUNT)) as u16;

@@ -25,8 +25,8 @@ use crate::worker::caller::call_that_waits;
 /// ftruncate(2) on x86-64; ftruncate(2) and ftruncate64(2) of its programs of 32 bits.
 const FTRUNCATE: [i64; 3] = [libc::SYS_ftruncate, 93, 194];
 
-/// How long after the last answer to a write of the same thread to the same file the kernel may come
-/// with its undoing: it does so at once, when that thread has a CPU.
+/// How long after the last answer to a write of the same thread to the same file the kernel may
+/// come with its undoing. It does so at once, when that thread has a CPU.
 const UNDONE_WITHIN: Duration = Duration::from_secs(10);
 /// Writes that may be undone; of more the oldest are forgotten.
 const FAILED_MAX: usize = 1024;

@@ -1,8 +1,8 @@
 //! The handle table: the kernel's file handles and the open files behind them.
 //!
-//! A handle is a slot of the table and the number of times that the slot was reused. What
-//! is needed to open the file again is in [`State`]; the open file itself is beside it on
-//! the heap, and after a restart is opened when it is first needed.
+//! A handle is a slot of the table and the number of times that the slot was reused. What is needed
+//! to open the file again is in [`State`]. The open file itself is beside it on the heap, and after
+//! a restart is opened when it is first needed.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

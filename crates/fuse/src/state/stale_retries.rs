@@ -4,10 +4,11 @@
 //! time may come to a successor. So may a request that a daemon died over, which is made once more and
 //! must come to the same.
 //!
-//! A call looks names up again, perhaps several times, before it opens what it has found last: others
-//! may have given a name away and taken it meanwhile. Another call of the thread has nothing to do
-//! with that. It is recognised by its print ([`SystemCall`](crate::worker::caller::SystemCall)), where that
-//! is to be seen; where not, one look that finds nothing is taken for the end of the call.
+//! A call looks names up again, perhaps several times, before it opens what it has found last.
+//! Others may have given a name away and taken it meanwhile. Another call of the thread has nothing
+//! to do with that. It is recognised by its print
+//! ([`SystemCall`](crate::worker::caller::SystemCall)), where that is to be seen; where not, one
+//! look that finds nothing is taken for the end of the call.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -23,7 +23,7 @@ use crate::state::{State, header};
 pub(crate) const PAGE_BYTES: usize = 4096;
 /// Bytes of a payload: the largest READ or WRITE.
 pub(crate) const PAYLOAD_BYTES: usize = IO_MAX_BYTES;
-/// Bytes of memory for the payload of an entry: the kernel wants room for all pages that a request
+/// Bytes of memory for the payload of an entry. The kernel wants room for all pages that a request
 /// may have, of which the first and the last are not whole.
 const ROOM_BYTES: usize = PAGES_MAX * PAGE_BYTES;
 /// Bytes of the part of the page that the kernel uses.
@@ -42,8 +42,8 @@ const IOVEC_AT: usize = 3072;
 /// Most bytes of a request's payload that an answer may overwrite. Requests with a larger
 /// payload are answered with less: a WRITE, the value of an attribute.
 pub(crate) const OVERWRITTEN_MAX: usize = IOVEC_AT - KEEP_AT - HEADERS_BYTES;
-/// Where the memory is wanted: above programs and their heaps, below libraries and stacks,
-/// with 39-bit addresses, too, so that it is free in every successor.
+/// Where the memory is wanted: above programs and their heaps, below libraries and stacks, with
+/// 39-bit addresses, too. So it is free in every successor.
 const WANTED_ADDRESS: usize = 0x20_0000_0000;
 
 pub(crate) struct Area {
@@ -361,8 +361,8 @@ mod tests {
         (0..pages).filter(|page| is_mapped(*page)).count()
     }
 
-    /// Large WRITEs failed with EINTR where a successor was killed as the kernel copied them: to
-    /// memory of a predecessor that it had not mapped so far.
+    /// Large WRITEs failed with EINTR where a successor was killed as the kernel copied them. They
+    /// went to memory of a predecessor that it had not mapped so far.
     #[test]
     fn a_successor_has_mapped_what_was_used() {
         let state = State::create().unwrap();

@@ -41,8 +41,8 @@ pub(crate) struct CallerIdentities {
 struct KnownCaller {
     who: Arc<Identity>,
     read_at: Instant,
-    /// It has just been read for a lookup, with which nearly every system call begins that names
-    /// a file: what follows is of the same one.
+    /// It has just been read for a lookup, with which nearly every system call begins that names a
+    /// file. What follows is of the same one.
     looks_up: bool,
     process: OwnedFd,
     status: Arc<File>,
@@ -147,9 +147,9 @@ impl CallerIdentities {
         let groups = groups_in(&status, head)?;
         let (uid, gid, groups) = (head.uid, head.gid, groups.into());
         let who = Arc::new(Identity { uid, gid, groups, ..Identity::default() });
-        // The descriptor was made after the first look: only if the process still exists
-        // was it the same one. Without one (Linux before 5.3, a filter of system calls, none
-        // left) there is nothing to tell that by, and it is read again each time.
+        // The descriptor was made after the first look: only if the process still exists was it the
+        // same one. Without one (Linux before 5.3, a filter of system calls, none left) there is
+        // nothing to tell that by. It is read again each time.
         if let Some(process) = process.filter(alive) {
             let (who, looks_up) = (who.clone(), head.opcode == op::LOOKUP);
             self.remember(

@@ -91,7 +91,7 @@ impl LockOwners {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `owner` asks for a lock on `node`, or has just been given one: a close that was under way
+    /// `owner` asks for a lock on `node`, or has just been given one. A close that was under way
     /// meanwhile may have come before it at the server, and be answered after it.
     pub(crate) fn add(&self, nodes: &Nodes, node: u64, owner: LockOwner) {
         nodes.mark_locked(node);

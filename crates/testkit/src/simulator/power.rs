@@ -1,5 +1,5 @@
-//! The server's machine loses power: what was synced is there afterwards, what was not is
-//! sent again by the clients that kept it, and the loss of other data is reported.
+//! The server's machine loses power. What was synced is there afterwards. What was not is sent
+//! again by the clients that kept it, and the loss of other data is reported.
 
 use std::time::Duration;
 

@@ -99,8 +99,8 @@ async fn client_of(connector: Arc<dyn Connect>, host: String, memory: SessionMem
     RemoteFs::new(session.expect("a session in fair weather"))
 }
 
-/// So many clients of a projection: each of `servers` is the file system of a server within the process,
-/// and all of them have the same files.
+/// So many clients of a projection. Each of `servers` is the file system of a server within the
+/// process, and all of them have the same files.
 pub async fn placed(servers: Vec<Stack>, count: usize, options: &str) -> Vec<Stack> {
     let placement = placement_over(servers.len(), options);
     let servers = servers.into_iter().map(server_of).collect();

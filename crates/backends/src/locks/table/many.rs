@@ -5,9 +5,9 @@ use dray_core::{LockKind, LockOwner, LockRange, Pid};
 
 const FILE: FileId = FileId { ino: 1, generation: 1 };
 const MANY: u64 = 2500;
-/// Looks that an operation may take, on an average. A waiter that gives up makes a logarithmic number of
-/// others look again, and each of them takes some two looks for each level of a tree: up to 200 were
-/// seen, by chance. Half of all others, as it was, is more.
+/// Looks that an operation may take, on an average. A waiter that gives up makes a logarithmic
+/// number of others look again. Each of them takes some two looks for each level of a tree. Up to
+/// 200 were seen, by chance. Half of all others, as it was, is more.
 const LOOKS_MAX: u64 = 400;
 
 fn owner(number: u64) -> Owner {

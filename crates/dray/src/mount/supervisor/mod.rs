@@ -1,8 +1,8 @@
-//! The supervisor of a mount: a small process that holds everything that must outlive the
-//! daemon, starts daemons one after the other, and ends the mount if none comes up.
+//! The supervisor of a mount: a small process that holds everything that must outlive the daemon.
+//! It starts daemons one after the other, and ends the mount if none comes up.
 //!
-//! It takes no memory as time goes by, has one thread, and asks nothing of the mount itself
-//! nor of any path in it, since that could hang when nobody serves.
+//! It takes no memory as time goes by, and has one thread. It asks nothing of the mount itself nor
+//! of any path in it, since that could hang when nobody serves.
 
 mod child;
 mod connection;
@@ -449,9 +449,9 @@ impl Supervisor {
         fds[0].revents & libc::POLLERR != 0
     }
 
-    /// Whether our connection has ended and left its number to what is at `place`: a process that mounts
-    /// right after an unmounting gets the same number, as a rule. What else is there has been
-    /// aborted.
+    /// Whether our connection has ended and left its number to what is at `place`. A process that
+    /// mounts right after an unmounting gets the same number, as a rule. What else is there has
+    /// been aborted.
     fn number_is_another_s(&self, place: &MountEntry) -> bool {
         self.connection_ended() && !dray_fuse::is_aborted(&place.at, ABORTED_ANSWERS_MAX)
     }

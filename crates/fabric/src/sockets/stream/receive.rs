@@ -64,8 +64,8 @@ thread_local! {
 }
 
 impl Receiver {
-    /// Nothing yet. What comes by a Unix socket comes in pieces as small as that socket's buffer:
-    /// to move each of them takes more calls than to read them.
+    /// Nothing yet. What comes by a Unix socket comes in pieces as small as that socket's buffer.
+    /// To move each of them takes more calls than to read them.
     pub(super) fn new(peer: Peer) -> Receiver {
         let in_pages_from = if matches!(peer, Peer::Ip(_)) { 0 } else { u64::MAX };
         Receiver { in_pages_from, ..Receiver::default() }
