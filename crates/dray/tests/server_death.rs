@@ -139,8 +139,8 @@ fn deleted_files_outlive_the_server(transport: &str) {
     rig.umount(&at);
 }
 
-/// Their holder does nothing between the server's return and the removal: it has to come
-/// back by itself, or what is removed has to be kept for it.
+/// Their holder does nothing between the server's return and the removal. It has to come back by
+/// itself, or what is removed has to be kept for it.
 // proves: P89
 #[test]
 fn files_deleted_by_others_right_after_the_restart_live_on() {

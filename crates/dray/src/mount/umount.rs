@@ -16,7 +16,7 @@ use crate::{output, paths};
 const FAREWELL_MAX: Duration = Duration::from_secs(5);
 
 /// How long a mount that is in use is tried again. Our own process that sets the queues of a ring
-/// going uses it for a moment, and so do programs that look at each new mount.
+/// going uses it for a moment. So do programs that look at each new mount.
 const BUSY_MAX: Duration = Duration::from_secs(1);
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 

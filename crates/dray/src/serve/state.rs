@@ -154,7 +154,8 @@ pub fn known_dirs(state: &Path) -> Vec<String> {
 
 impl ExportRegistry {
     /// Takes over who the exports of these directories are from another state directory, which its
-    /// server goes on to use: for those that are not known here. Errors: it cannot be written.
+    /// server goes on to use. Only exports that are not known here are taken over. Errors: it
+    /// cannot be written.
     pub fn take_over(&self, other: &Path, dirs: &[String]) -> Result<(), Failure> {
         let mut written = lock(&self.written);
         let mut all = lock(&self.known).clone();

@@ -167,8 +167,8 @@ fn new(base: &Path) -> Result<StateDir, Failure> {
     )))
 }
 
-/// Whether clients may come back to it. Who has mounted and is away for longer than a lease has none,
-/// and needs no more than that it is still known there which export is which.
+/// Whether clients may come back to it. A client that has mounted and is away for longer than a
+/// lease has none. It needs no more than that it is still known there which export is which.
 fn has_sessions(dir: &Path) -> bool {
     std::fs::read_dir(dir.join("sessions")).is_ok_and(|mut sessions| sessions.next().is_some())
 }

@@ -1,10 +1,10 @@
 //! The threads that serve connections: each export has its own, one executor each, at
 //! home on its CPU.
 //!
-//! Calls to local file systems are made by the thread that reads the connection, so a
-//! file system that hangs stops its thread, and all connections of that thread. They are
-//! all of the same export (docs/adr/0011-hanging-file-systems.md). Threads start with the
-//! first connection that needs them.
+//! Calls to local file systems are made by the thread that reads the connection, so a file system
+//! that hangs stops its thread. All connections of that thread stop with it. They are all of the
+//! same export (docs/adr/0011-hanging-file-systems.md). Threads start with the first connection
+//! that needs them.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

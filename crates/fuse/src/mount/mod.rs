@@ -224,8 +224,8 @@ fn advice(errors: &[&str]) -> &'static str {
     }
 }
 
-/// Lets a child inherit the descriptor; set before the fork, since there is no other
-/// way to say it to [`Command`] without code between fork and exec.
+/// Lets a child inherit the descriptor. This is set before the fork, since there is no other way to
+/// say it to [`Command`] without code between fork and exec.
 fn set_inherited(socket: &UnixStream) -> io::Result<()> {
     // SAFETY: no memory is passed.
     match unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_SETFD, 0) } {

@@ -4,11 +4,11 @@
 //! the root, whose number is the kernel's. The records live in [`State`] and survive the process.
 //! The way back from a file to its slot is an index on the heap, which a successor rebuilds.
 //!
-//! Handles that programs are given (name_to_handle_at(2)) are a node number and the generation of its
-//! use. The kernel asks for the file behind one that it has forgotten, so a record stays for a
-//! while after that ([`in_handles`]). Its slot is used again with another generation, and
-//! another mount has another epoch and begins to count at another one, so that a handle is of its
-//! file or of none.
+//! Handles that programs are given (name_to_handle_at(2)) are a node number and the generation of
+//! its use. The kernel asks for the file behind one that it has forgotten, so a record stays for a
+//! while after that ([`in_handles`]). Its slot is used again with another generation. Another mount
+//! has another epoch and begins to count at another generation. So a handle is of its file or of
+//! none.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

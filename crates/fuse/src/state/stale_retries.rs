@@ -7,7 +7,7 @@
 //! A call looks names up again, perhaps several times, before it opens what it has found last.
 //! Others may have given a name away and taken it meanwhile. Another call of the thread has nothing
 //! to do with that. It is recognised by its print
-//! ([`SystemCall`](crate::worker::caller::SystemCall)), where that is to be seen; where not, one
+//! ([`SystemCall`](crate::worker::caller::SystemCall)), where that is to be seen. Where not, one
 //! look that finds nothing is taken for the end of the call.
 
 use std::num::NonZeroU32;

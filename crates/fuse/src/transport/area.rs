@@ -1,8 +1,8 @@
 //! The memory of ring entries: a page of headers and a payload for each entry.
 //!
-//! It outlives the daemon: it lies behind the tables of [`State`], and a successor maps it
-//! at the addresses that the kernel was given. So the requests that a daemon had when it died
-//! are there for its successor, and the journal in each page says how far they had come.
+//! It outlives the daemon: it lies behind the tables of [`State`], and a successor maps it at the
+//! addresses that the kernel was given. So the requests that a daemon had when it died are there
+//! for its successor. The journal in each page says how far they had come.
 //!
 //! ```text
 //! page    0  the kernel's block of headers        512  journal
@@ -219,8 +219,8 @@ impl AreaEntry {
             libc::iovec { iov_base: self.page.as_ptr().cast(), iov_len: HEADERS_BYTES },
             libc::iovec { iov_base: self.payload.as_ptr().cast(), iov_len: room_bytes },
         ];
-        // SAFETY: within the page, and aligned; the range of madvise is mapped, and is not
-        // changed by it. What the kernel writes to should be there, and mapped in this process: it
+        // SAFETY: within the page, and aligned; the range of madvise is mapped, and is not changed
+        // by it. What the kernel writes to should be there, and mapped in this process. The kernel
         // gives up a request for which it has to see to that while the process is being killed.
         unsafe {
             self.page.add(IOVEC_AT).cast::<[libc::iovec; 2]>().write(vectors);

@@ -6,10 +6,10 @@
 //! ever.
 //!
 //! The entries outlive the daemon. The end of a thread takes its idle entries out of the queue (see
-//! the exit guard in `dray_rt`), so that requests wait for a successor. What the dead daemon had
-//! read lies in the [`Area`], and the successor answers it from its own rings. Then it registers
-//! the idle entries anew. Requests that wait in a queue are not given to entries that are
-//! registered, only to entries that become free. Somebody has to ask for something on each CPU
+//! the exit guard in `dray_rt`). So requests wait for a successor. What the dead daemon had read
+//! lies in the [`Area`], and the successor answers it from its own rings. Then it registers the
+//! idle entries anew. Requests that wait in a queue are not given to entries that are registered,
+//! only to entries that become free. Somebody has to ask for something on each CPU
 //! ([`crate::wake_queues`]), also when entries are added later.
 //!
 //! FORGET and INTERRUPT come on /dev/fuse, where a reader stays. A lock request may block for long.

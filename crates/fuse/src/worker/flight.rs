@@ -60,8 +60,8 @@ pub(crate) enum InterruptOutcome {
 /// What may happen to a caller unheard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LookFor {
-    /// A signal while its request waited for an entry of a ring: one that waits for the kernel's
-    /// FUSE sleeps lightly before a signal and deeply after it.
+    /// A signal while its request waited for an entry of a ring. A caller that waits for the
+    /// kernel's FUSE sleeps lightly before a signal and deeply after it.
     Signal,
     /// Its end, of which closing its files is a part.
     EndOfClose,

@@ -1,9 +1,9 @@
 //! Who the caller is: its supplementary groups, which the kernel's requests do not carry.
 //!
 //! They are read from /proc of the calling thread: anew for each request whose outcome they may
-//! decide, from a file that is kept open. For reading and writing what is open they decide
-//! nothing, and are believed for a second, as long as that very process exists: a pidfd tells,
-//! so that a process number used again cannot inherit the groups of the one before.
+//! decide, from a file that is kept open. For reading and writing what is open they decide nothing,
+//! and are believed for a second, as long as that very process exists. A pidfd tells, so that a
+//! process number used again cannot inherit the groups of the one before.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -23,7 +23,7 @@ const BELIEVED: Duration = Duration::from_secs(1);
 const SAME_CALL: Duration = Duration::from_millis(5);
 /// Callers remembered at a time; each costs two descriptors.
 const KNOWN_MAX: usize = 256;
-/// Of the descriptors that there may be they take this part at most, twice: the rest is for the
+/// Of the descriptors that there may be they take this part at most, twice. The rest is for the
 /// mount itself, which has to connect anew.
 const DESCRIPTORS_SHARE: usize = 8;
 /// Room for /proc/PID/status of somebody in few groups.

@@ -94,7 +94,7 @@ impl Supervisors {
     /// Those that may be of `mount`, which is at `places`. The number of a connection alone does
     /// not tell. The kernel gives that of one that has ended to the next one, while the supervisor
     /// of the former may live on. So who says that it mounted at another place is asked only where
-    /// nobody says that it mounted here: then the mount was moved, and the supervisor that was
+    /// nobody says that it mounted here. Then the mount was moved, and the supervisor that was
     /// started last has the number now.
     fn of(&self, mount: &MountEntry, places: &[PathBuf]) -> Vec<&SupervisorProcess> {
         // Whatever processes of other users say of this mount is not believed.

@@ -216,8 +216,8 @@ impl Supervisor {
         }
     }
 
-    /// Waits for a signal, a word of the daemon, or the end of a mount that no daemon
-    /// serves yet (one that does sees it by itself).
+    /// Waits for a signal, a word of the daemon, or the end of a mount that no daemon serves yet. A
+    /// daemon that serves sees that end by itself.
     fn wait(&self, time: Duration) -> io::Result<(bool, bool, bool)> {
         let serving = self.daemon.as_ref().is_some_and(|daemon| daemon.stage != Stage::Starting);
         let poll = |fd, events| libc::pollfd { fd, events, revents: 0 };
@@ -261,8 +261,8 @@ impl Supervisor {
         None
     }
 
-    /// The kernel cannot send requests again: what the dead daemon had read must be ended
-    /// lest it hang, which closing the clones did that it was read from.
+    /// The kernel cannot send requests again. The requests that the dead daemon had read must be
+    /// ended lest they hang. Closing the clones that they were read from did that.
     fn renew_clones(&mut self) {
         if let Err(error) = self.held.renew_clones(self.args.mount.clones) {
             log::error!("cannot clone the descriptor of the mount: {error}");

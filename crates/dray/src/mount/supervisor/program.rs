@@ -1,4 +1,4 @@
-//! Chooses the program of the next daemon: the one that the mount began with, the one that is
+//! Chooses the program of the next daemon. It is the one that the mount began with, the one
 //! installed now, or the one that served after the last upgrade.
 
 use std::fs::{File, OpenOptions};
