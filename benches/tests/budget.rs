@@ -51,8 +51,8 @@ const BUDGETS: [Budget; 10] = [
     budget("remove", 2.1, 9.1, 0.0, 1.0, 9.0),
 ];
 
-/// Calls that nobody made, for one that somebody did: what was changed half a minute ago is synced,
-/// and on a busy machine that is in the middle of the counting.
+/// Calls that nobody made, for one that somebody did. What was changed half a minute ago is synced.
+/// On a busy machine that is in the middle of the counting.
 const SYNCS_MAX: f64 = 0.01;
 
 fn check(cost: &Cost, budget: &Budget) -> Vec<String> {

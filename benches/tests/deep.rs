@@ -37,8 +37,8 @@ fn mount(kind: &str, at: &Path, flags: libc::c_ulong, data: &str) -> bool {
     unsafe { libc::mount(kind, at, kind, flags, data.cast()) == 0 }
 }
 
-/// Gives this thread mounts of its own, which end with it; among them the one by which system calls
-/// are counted, where nobody has mounted it.
+/// Gives this thread mounts of its own, which end with it. Among them is the one by which system
+/// calls are counted, where nobody has mounted it.
 fn own_mounts() -> bool {
     // SAFETY: no pointers.
     let own = unsafe { libc::unshare(libc::CLONE_NEWNS) == 0 };

@@ -116,7 +116,7 @@ time.sleep(1000)
 "#;
 
 /// What a process had open that was killed, or others who waited, took all entries of a ring until
-/// the server came back, and no other could end. A daemon that had not met the server had nothing
+/// the server came back. No other could end. A daemon that had not met the server had nothing
 /// closed; with a limit that stayed open as long as the mount.
 // proves: P68
 #[test]

@@ -23,7 +23,7 @@ fn kill_and_serve_again(rig: &mut Rig) {
 }
 
 /// The process that keeps deleted files for clients that come back went on for five minutes, with
-/// their space, where there was no client any more.
+/// their space. There was no client any more.
 // proves: P89
 #[test]
 fn what_nobody_can_come_back_for_is_not_kept() {

@@ -30,10 +30,9 @@ pub(crate) fn check_bounds(head: &[u8], data_bytes: usize) -> io::Result<()> {
 
 /// Gets what arrives on a connection.
 pub trait Sink: Send {
-    /// Memory for the `data_bytes` bytes that follow this head, with at least that much
-    /// room. While it is pending nothing more is read from the connection, which is how
-    /// a sender is slowed down; `cx` is woken when there is memory. An error ends the
-    /// connection.
+    /// Memory for the `data_bytes` bytes that follow this head, with at least that much room. While
+    /// it is pending nothing more is read from the connection, which is how a sender is slowed
+    /// down. `cx` is woken when there is memory. An error ends the connection.
     fn poll_place(
         &mut self,
         cx: &mut Context<'_>,
@@ -41,9 +40,9 @@ pub trait Sink: Send {
         data_bytes: usize,
     ) -> Poll<io::Result<BufMut>>;
 
-    /// Whether a frame of this head alone may come in now, and what goes with it: memory that it is
-    /// counted by, as an empty buffer. While it is pending nothing more is read from the connection,
-    /// as above.
+    /// Whether a frame of this head alone may come in now, and what goes with it. That is memory
+    /// that it is counted by, as an empty buffer. While it is pending nothing more is read from the
+    /// connection, as above.
     fn poll_head(&mut self, cx: &mut Context<'_>, head: &[u8]) -> Poll<io::Result<Option<BufMut>>> {
         let _ = (cx, head);
         Poll::Ready(Ok(None))
@@ -57,15 +56,15 @@ pub trait Sink: Send {
         true
     }
 
-    /// Whether the data behind this head are for a file of this machine: where there are many
-    /// they may stay in pages of the kernel then ([`dray_core::Pages`]).
+    /// Whether the data behind this head are for a file of this machine. Where there are many they
+    /// may stay in pages of the kernel then ([`dray_core::Pages`]).
     fn is_for_a_file(&self, head: &[u8]) -> bool {
         let _ = head;
         false
     }
 
     /// A whole frame is there whose data are in memory of this process, which both ends may have
-    /// from now on: a sink that has to have them elsewhere copies them. While it is pending nothing
+    /// from now on. A sink that has to have them elsewhere copies them. While it is pending nothing
     /// more is received, as above; an error ends the connection.
     fn poll_shared(
         &mut self,

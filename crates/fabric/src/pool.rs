@@ -4,11 +4,10 @@
 //! on the bytes in use, and kept for re-use. The bound is what makes the memory of a
 //! server a sum that can be written down: pool + sessions x fixed cost.
 //!
-//! Users of a pool who must not starve each other take from it by a [`PoolShare`]: each may
-//! hold as much as is left over. One alone gets half of the pool, n of them that take what
-//! they can get one part of n + 1 each, and as much is always free for the next user
-//! (dynamic thresholds with alpha 1; Choudhury and Hahne, IEEE/ACM Transactions on
-//! Networking 6(2), 1998).
+//! Users of a pool who must not starve each other take from it by a [`PoolShare`]: each may hold as
+//! much as is left over. One alone gets half of the pool. Of n that take what they can, each gets
+//! one part of n + 1. As much is always free for the next user (dynamic thresholds with alpha 1;
+//! Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).
 
 mod charge;
 

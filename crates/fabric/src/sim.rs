@@ -41,8 +41,8 @@ pub struct Weather {
     /// A frame that breaks its connection may have been delivered all the same: then
     /// only what comes back is lost (a lost reply). One break in so many is of this kind.
     pub deliver_then_break_one_in: Option<u64>,
-    /// When a connection ends, in one case of so many the end that did not end it learns
-    /// of that late, and until then receives what was under way, late too.
+    /// When a connection ends, in one case of so many the end that did not end it learns of that
+    /// late. Until then it receives what was under way, late too.
     pub linger_one_in: Option<u64>,
     /// How late at most.
     pub linger_max: Duration,
@@ -385,9 +385,9 @@ impl SimConnection {
         Ok(())
     }
 
-    /// One end notices soon. It is the sender's where the other one is still to get what
-    /// is under way, late: a reply that is waited for in vain, a call that comes when it
-    /// has been made again.
+    /// One end notices soon. It is the sender's where the other one is still to get what is under
+    /// way, late. That is a reply that is waited for in vain, a call that comes when it has been
+    /// made again.
     fn break_soon(&self, weather: Weather, delay: Duration) {
         let late = weather.linger();
         let (link, side) = (self.link.clone(), self.side);

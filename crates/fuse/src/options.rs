@@ -114,7 +114,7 @@ impl Options {
 /// in [`SessionControl`](dray_core::SessionControl).
 pub trait Host: Send + Sync + 'static {
     /// An entry was added to a queue of the ring in which requests may wait, which the kernel does
-    /// not give to it. [`wake_queues`](crate::wake_queues) is to be called, in another process.
+    /// not give to it. Call [`wake_queues`](crate::wake_queues) then, in another process.
     fn wake_queues(&self);
 
     /// The mount rests, and the payloads of its ring's entries have taken much memory:

@@ -3,9 +3,9 @@
 //! files, directed tests of every promise of the central traits, a simulator of a whole
 //! site with everything going wrong, and fixtures.
 //!
-//! Apart from the simulator, which puts a site together, this crate must not know how the
-//! things that it tests are made: it sees a `FileSystem`, or a directory. Test code everywhere
-//! may depend on it; nothing that ships does.
+//! Apart from the simulator, which puts a site together, this crate must not know how the things
+//! that it tests are made. It sees a `FileSystem`, or a directory. Test code everywhere may depend
+//! on it; nothing that ships does.
 
 pub mod conformance;
 pub mod fixture;

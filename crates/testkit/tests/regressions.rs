@@ -89,9 +89,9 @@ fn copying_within_a_file_looks_at_the_end_and_at_the_descriptor_first() {
     ]);
 }
 
-/// The target went on copying what it had itself put there: a copy that comes back short is
-/// repeated, since file systems that share blocks copy whole ones first (xfs, btrfs), but only
-/// for what there was when it began.
+/// The target went on copying what it had itself put there. A copy that comes back short is
+/// repeated, since file systems that share blocks copy whole ones first (xfs, btrfs). It is
+/// repeated only for what there was when it began.
 #[test]
 fn copying_a_file_to_its_own_end_ends() {
     let (flags, mode) = (libc::O_RDWR, 0o666);

@@ -74,8 +74,8 @@ impl Core {
         })?;
         let fd = opened.map_err(|errno| match errno {
             // Answers of file systems to a handle that means nothing to them. `ENOMEM` comes where
-            // the inode's number is being given to a new file (`iget_locked` in fs/inode.c has no
-            // answer then, and ext4 and btrfs take that for lack of memory).
+            // the inode's number is being given to a new file. `iget_locked` in fs/inode.c has no
+            // answer then, and ext4 and btrfs take that for lack of memory.
             Errno::ENOENT | Errno::EINVAL | Errno::ENOMEM => stale(),
             errno => errno.into(),
         })?;

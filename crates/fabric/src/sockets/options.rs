@@ -39,8 +39,9 @@ fn keepalive(after: Duration, every: Duration) -> TcpKeepalive {
     TcpKeepalive::new().with_time(after).with_interval(every).with_retries(KEEPALIVE_TRIES)
 }
 
-/// Has a connection over TCP end `within` so long of the last sign of the other end, where that
-/// is sooner than otherwise; in whole seconds, and 4 at least. Errors: those of setsockopt(2).
+/// Has a connection over TCP end `within` so long of the last sign of the other end, where that is
+/// sooner than otherwise. The time is in whole seconds, and 4 at least. Errors: those of
+/// setsockopt(2).
 pub(crate) fn notice_loss(socket: &impl AsFd, within: Duration) -> io::Result<()> {
     if within >= KEEPALIVE_AFTER + KEEPALIVE_EVERY * KEEPALIVE_TRIES {
         return Ok(());

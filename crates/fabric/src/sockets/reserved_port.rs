@@ -1,7 +1,7 @@
 //! Connections from ports that ordinary users may not use.
 //!
 //! A server that asks for no key takes such a port as a sign that the client's machine vouches for
-//! who calls, as NFS servers do. bindresvport(3) would do for a few connections of one machine: it
+//! who calls, as NFS servers do. bindresvport(3) would do for a few connections of one machine. It
 //! keeps a port from every other connection, and gives up where the ports are in use for another
 //! server.
 
@@ -45,8 +45,8 @@ fn begin_from(port: u16, to: SocketAddr) -> io::Result<ConnectAttempt> {
     };
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
     prepare(&socket, Peer::Ip(to))?;
-    // One port is good for connections to several servers, and a service that is started later does
-    // not find the port that it listens at taken by us.
+    // One port is good for connections to several servers. A service that is started later does not
+    // find the port that it listens at taken by us.
     socket.set_reuse_address(true)?;
     socket.bind(&SocketAddr::new(any, port).into())?;
     begin(socket, &to.into())

@@ -46,9 +46,9 @@ pub(crate) struct Listing {
 }
 
 impl Listing {
-    /// The index of the entry at position `cookie`, if it comes behind the last answer, or is
-    /// in what the kernel may not have passed on of an answer of `size` bytes. Who goes back
-    /// further asks for the directory as it is now.
+    /// The index of the entry at position `cookie`, if it comes behind the last answer. The entry
+    /// may also be in what the kernel may not have passed on of an answer of `size` bytes. Who goes
+    /// back further asks for the directory as it is now.
     fn find(&self, cookie: u64, size: usize) -> Option<usize> {
         let from = self.from?;
         let before = |index: usize| match index.checked_sub(1) {

@@ -475,8 +475,8 @@ mod tests {
         assert_eq!(nodes.remember(id(8), None).unwrap(), NodeRef { node: 2, generation: 2 });
     }
 
-    /// What is noted elsewhere under the number was once forgotten a moment later, when it could
-    /// be another file's: of that, the owner of a lock was.
+    /// What is noted elsewhere under the number was once forgotten a moment later, when it could be
+    /// another file's. The owner of a lock was among it.
     #[test]
     fn a_number_is_not_reused_before_its_end_was_reported() {
         let nodes = Nodes::new(State::create().unwrap(), ROOT);

@@ -21,8 +21,8 @@ use crate::transport::queues::Queues;
 
 /// A mount in which no large request came for so long is at rest.
 const REST_TIME: Duration = Duration::from_secs(7);
-/// Payloads that keep their memory, in the whole mount, so that a daemon that is killed while one
-/// stream begins has all that the kernel copies to.
+/// Payloads that keep their memory, in the whole mount. So a daemon that is killed while one stream
+/// begins has all that the kernel copies to.
 const KEPT_MAX: usize = 4;
 /// Longest time for which the questions of one queue hold its entries.
 const RECLAIM_MAX: Duration = Duration::from_millis(250);

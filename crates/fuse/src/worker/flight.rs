@@ -65,7 +65,7 @@ pub(crate) enum LookFor {
     Signal,
     /// Its end, of which closing its files is a part.
     EndOfClose,
-    /// Its end: nobody tells of it if the request began without anybody who waits for it, or the
+    /// Its end. Nobody tells of it if the request began without anybody who waits for it, or the
     /// first signal came while it waited for an entry.
     End,
 }

@@ -205,7 +205,7 @@ fn read_status(file: &File) -> Option<String> {
 /// The groups of a caller, in order; none if the thread is not what the request says.
 fn groups_in(status: &str, head: &Head) -> Option<Vec<Gid>> {
     // Real, effective, saved, of the file system. access(2) asks as the real ones, on the way to
-    // the file, too, which is not to be seen here.
+    // the file, too. That is not to be seen here.
     let may_be_access = matches!(head.opcode, op::ACCESS | op::LOOKUP);
     let is = |name: &str, id: u32| {
         let ids: Vec<u32> = field(status, name).into_iter().flatten().collect();

@@ -4,8 +4,8 @@
 //!
 //! Dropped by another process. The kernel waits for pages that are being read, and has those
 //! written back that were stored into through a mapping; both take a daemon. One that waited for
-//! them itself could not be reaped when it is killed or gives way to another, and without that
-//! nobody comes who would answer. The mount would stand still for ever.
+//! them itself could not be reaped when it is killed or gives way to another. Without that nobody
+//! comes who would answer. The mount would stand still for ever.
 
 use std::collections::BTreeSet;
 use std::future::{Future, poll_fn};

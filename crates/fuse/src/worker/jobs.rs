@@ -2,8 +2,8 @@
 //! (`SLURM_JOB_ID` and the like), and is looked at when somebody asks what is going on.
 //!
 //! Never by a thread that serves requests. To show an environment the kernel takes locks that its
-//! process may hold while it waits for us, that of its memory (munmap(2) writes back what was
-//! mapped) and that of exec(2), which closes files.
+//! process may hold while it waits for us. They are that of its memory (munmap(2) writes back what
+//! was mapped) and that of exec(2), which closes files.
 
 use std::collections::HashMap;
 use std::fs::File;

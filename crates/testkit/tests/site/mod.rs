@@ -184,8 +184,8 @@ pub async fn simulated(
     clients_of((0..count).map(connector).collect(), idle).await
 }
 
-/// Weather in which nothing is well for long: frames are late, get lost with their
-/// connection, arrive with only the answer lost, or arrive when they have been given up.
+/// Weather in which nothing is well for long. Frames are late, get lost with their connection,
+/// arrive with only the answer lost, or arrive when they have been given up.
 pub const FOUL: Weather = Weather {
     delay_min: Duration::from_micros(5),
     delay_max: Duration::from_millis(1),

@@ -76,8 +76,8 @@ fn give_up(table: &LockTable, number: u64, lock: Lock) {
     assert_eq!(waiting.give_up().unwrap_err().errno(), Errno::EINTR);
 }
 
-/// Each that gave up had all the others looked at, each beside all before it: 5000 that gave up, one
-/// after the other, took 20 s, and a client that locked any file of the export waited for them.
+/// Each that gave up had all the others looked at, each beside all before it. 5000 that gave up,
+/// one after the other, took 20 s. A client that locked any file of the export waited for them.
 // proves: P57
 #[test]
 fn a_waiter_that_gives_up_wakes_few() {
@@ -97,8 +97,9 @@ fn a_waiter_that_gives_up_wakes_few() {
     }
 }
 
-/// Only the first one is barred by the lock that is held, and each other one by the one before it: each
-/// was looked at beside all before it for each that gave up, a million looks for each of a thousand.
+/// Only the first one is barred by the lock that is held, and each other one by the one before it.
+/// Each was looked at beside all before it for each that gave up, a million looks for each of a
+/// thousand.
 // proves: P57
 #[test]
 fn in_a_chain_a_waiter_that_gives_up_wakes_few() {

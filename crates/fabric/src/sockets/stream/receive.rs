@@ -19,8 +19,8 @@ const SCRATCH_BYTES: usize = 64 << 10;
 const SCRATCH_BULK_BYTES: usize = 512;
 /// Data from this size on counts as large.
 const BULK_BYTES: usize = 32 << 10;
-/// While at least this much of a frame's data is missing the kernel is asked to wake us
-/// only when a good part of it is there, instead of at every few segments.
+/// While at least this much of a frame's data is missing the kernel wakes us only when a good part
+/// of it is there. Otherwise it would wake us at every few segments.
 const PATIENT_FROM_BYTES: usize = 128 << 10;
 /// How much that part is at most.
 const PATIENT_FOR_BYTES: usize = 256 << 10;
