@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// CPU time that all threads of process `pid` have used, ended ones too, in nanoseconds. (It is the
-/// kernel's clock of that process, so without the rounding of /proc/PID/stat). None if there is no
+/// CPU time that all threads of process `pid` have used, ended ones too, in nanoseconds. It is the
+/// kernel's clock of that process, so without the rounding of /proc/PID/stat. None if there is no
 /// such process.
 pub fn of_process(pid: i32) -> Option<Duration> {
     // Clock ids of other processes are made from the pid: see clock_getcpuclockid(3).

@@ -109,9 +109,9 @@ pub fn outlive_parent() {
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, 0) };
 }
 
-/// A child of [`fork`] or [`watch`] leaves its parent's session. Of the former not before it has
-/// mounted. An automount point lets those of the process group mount that was started for it, and
-/// nobody else (autofs, "oz mode". Systemd keeps mount(8) in its own group for that).
+/// A child of [`fork`] or [`watch`] leaves its parent's session. A child of [`fork`] does not
+/// before it has mounted. An automount point lets those of the process group mount that was started
+/// for it, and nobody else (autofs, "oz mode"). Systemd keeps mount(8) in its own group for that.
 pub fn leave_session() {
     // SAFETY: takes no memory. It fails for a leader of a group only, which a child is not.
     unsafe { libc::setsid() };

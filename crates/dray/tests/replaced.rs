@@ -71,7 +71,7 @@ fn what_is_in_a_directory_that_another_mount_moved_is_renamed_and_replaced() {
 }
 
 /// A file that a path has led to is there for a moment when another mount gives the name to another
-/// file. stat(2), chmod(2), truncate(2) and open(2) of it failed with ESTALE.
+/// file. The calls stat(2), chmod(2), truncate(2) and open(2) of it failed with ESTALE.
 // proves: P33
 #[test]
 fn what_a_path_led_to_is_used_though_another_mount_replaces_it() {

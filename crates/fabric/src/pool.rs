@@ -46,7 +46,7 @@ struct State {
     free_bytes: usize,
     used_bytes: usize,
     peak_bytes: usize,
-    /// Who waits for memory, in the order of arrival.
+    /// The waiters for memory, in the order of arrival.
     waiting: VecDeque<Waiter>,
     /// The users that share the pool; the first is its maker.
     parties: Vec<Party>,

@@ -96,8 +96,8 @@ pub(crate) fn assume(who: &Identity, umask: Option<u32>) -> Result<()> {
     })
 }
 
-/// Users in more groups than these take a thread a while to become. setgroups(2) sorts them
-/// (`groups_sort` in kernel/groups.c), 6 us for 32 and half a millisecond for 1,024.
+/// Users in more groups than these take a thread a while to become. The kernel sorts them in
+/// setgroups(2) (`groups_sort` in kernel/groups.c), 6 us for 32 and half a millisecond for 1,024.
 const QUICK_GROUPS_MAX: usize = 32;
 
 /// Whether this thread becomes `who` soon, or is `who` already.

@@ -22,7 +22,7 @@ fn names_of_any_bytes_and_the_longest() {
 }
 
 /// What is looked up in a directory from which something was just removed is expected to be
-/// removed, too, and no descriptor is kept for it. Nobody may see that.
+/// removed, too. No descriptor is kept for it. Nobody may see that.
 #[test]
 fn lookups_behind_a_removal_answer_what_others_do() {
     on_each(&Kind::ALL, async |kit| {

@@ -67,7 +67,7 @@ pub struct ExportTable {
     allow: Vec<String>,
     insecure: bool,
     backend: Option<String>,
-    /// Those of its backend's own.
+    /// The options of its backend's own.
     #[serde(skip)]
     own: BackendOptions,
 }

@@ -25,7 +25,7 @@ pub struct ExportPlan {
     pub dir: PathBuf,
     /// Changes are refused.
     pub read_only: bool,
-    /// Whose identity is replaced.
+    /// The users whose identity is replaced.
     pub squash: Squash,
     /// The clients that may use it; empty: all.
     pub allow: Vec<Allow>,

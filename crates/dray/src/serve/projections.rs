@@ -47,7 +47,7 @@ impl ServedProjection {
     }
 }
 
-/// Who a server is among those of a projection.
+/// The names of a server among those of a projection.
 #[derive(Clone, Copy)]
 pub struct ServerNames<'a> {
     /// As the administrator says.

@@ -52,7 +52,7 @@ struct KnownExport {
     key: String,
 }
 
-/// Who an export is.
+/// The identity of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExportIdentity {
     /// Makes its file ids unique.
@@ -129,7 +129,7 @@ impl StateDir {
         fs::canonicalize(&self.dir).is_ok_and(|own| own.starts_with(dir))
     }
 
-    /// Who its exports are.
+    /// The identities of its exports.
     pub fn exports(&self) -> Arc<ExportRegistry> {
         self.exports.clone()
     }

@@ -62,7 +62,7 @@ pub(crate) fn calm(socket: &Socket, ip: IpAddr) {
     }
 }
 
-/// Who was at the other end of a Unix socket when it connected, as this process's user namespace
+/// The peer at the other end of a Unix socket when it connected, as this process's user namespace
 /// numbers users (`SO_PEERCRED`, unix(7)). Errors: those of getsockopt(2).
 pub(crate) fn local_peer(socket: &Socket) -> io::Result<Peer> {
     let mut who = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: libc::gid_t::MAX };

@@ -36,7 +36,7 @@ const MAKING: [i64; 9] = [
     libc::SYS_bind,
 ];
 
-/// Who has found which directory gone.
+/// The threads that have found a directory gone, with the directory.
 #[derive(Default)]
 pub(crate) struct RemovedDirectories(Mutex<VecDeque<((Pid, FileId), Instant)>>);
 

@@ -26,7 +26,8 @@ const CONGESTED: u16 = 48;
 const INIT_MAX_BYTES: usize = 8192 + IO_MAX_BYTES;
 
 /// Where the administrator says how long a request may take, seconds, before the kernel ends the
-/// mount (0: for ever). There is one for a mount that says nothing itself, and of any (Linux 6.15).
+/// mount (0: for ever). The first file is for a mount that says nothing itself, the second for any
+/// (Linux 6.15).
 const REQUEST_LIMITS: [&str; 2] =
     ["/proc/sys/fs/fuse/default_request_timeout", "/proc/sys/fs/fuse/max_request_timeout"];
 /// The longest that a mount can ask for, seconds: about 18 hours.

@@ -227,10 +227,10 @@ impl Handles {
         Ok(handle)
     }
 
-    /// Whose a flock is that the kernel asks for through `fh` in the name of `owner`: the open
-    /// file's. The kernel's name is the address of that, which the next open file may have before
-    /// the close of this one has come. That close would end the other's lock. Where a predecessor
-    /// took locks by that name, it stays so, since some of them may be held.
+    /// The owner of a flock(2) lock that the kernel asks for through `fh` in the name of `owner`.
+    /// It is the open file. The kernel's name is the address of that, which the next open file may
+    /// have before the close of this one has come. That close would end the other's lock. Where a
+    /// predecessor took locks by that name, it stays so, since some of them may be held.
     pub(crate) fn flock_owner(&self, fh: u64, owner: u64) -> LockOwner {
         let by_handle = self.state.region.load(header::FLOCKS) != 0;
         LockOwner::own(if by_handle { fh } else { owner })

@@ -19,8 +19,8 @@ pub(crate) struct DirectoryPlaces {
     slots: IdMap<Place, u64>,
 }
 
-/// The kernel's number of the directory that it is in, which tells an old node of that from the one at its
-/// new place, and its name.
+/// The kernel's number of the directory that it is in, and its name. The number tells an old node
+/// of that directory from the one at its new place.
 type Place = (u64, Box<[u8]>);
 
 fn place_of((dir, name): (u64, &Name)) -> Place {

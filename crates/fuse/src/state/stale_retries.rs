@@ -41,7 +41,7 @@ const CAME: u64 = 1;
 /// What a call finds where there is nothing; no file has this id.
 pub(crate) const NOTHING: FileId = FileId { ino: 0, generation: 0 };
 
-/// Who asks: a thread, and in which call.
+/// The caller that asks: a thread, and in which call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RetryCaller {
     pub(crate) thread: Pid,

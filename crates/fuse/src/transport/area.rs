@@ -28,9 +28,9 @@ pub(crate) const PAYLOAD_BYTES: usize = IO_MAX_BYTES;
 const ROOM_BYTES: usize = PAGES_MAX * PAGE_BYTES;
 /// Bytes of the part of the page that the kernel uses.
 pub(crate) const HEADERS_BYTES: usize = 288;
-/// Words of the journal: the queue's CPU plus one (0: never used); the request whose
-/// overwritten bytes are kept, and how many of them are payload; the request whose answer is
-/// complete.
+/// Words of the journal. The first is the queue's CPU plus one (0: never used). Then come the
+/// request whose overwritten bytes are kept, and how many of them are payload. The last is the
+/// request whose answer is complete.
 const CPU_AT: usize = 512;
 const KEPT_AT: usize = 520;
 const KEPT_PAYLOAD_AT: usize = 528;
@@ -234,7 +234,7 @@ impl AreaEntry {
         unsafe { self.page.add(at).cast::<AtomicU64>().as_ref() }
     }
 
-    /// Whose queue it is used for; none: it never was.
+    /// The CPU whose queue it is used for; none: it never was.
     fn cpu(&self) -> Option<u16> {
         let word = self.word(CPU_AT).load(Ordering::Acquire);
         u16::try_from(word.checked_sub(1)?).ok()

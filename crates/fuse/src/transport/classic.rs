@@ -136,9 +136,9 @@ fn serve(worker: &Arc<Worker>, device: &Arc<Source>, message: Buf, buffers: &Arc
 
 /// What came of waiting for a request.
 enum Came {
-    /// One of so many bytes.
+    /// A request of so many bytes.
     Request(usize),
-    /// One that was withdrawn before it could be read.
+    /// A request that was withdrawn before it could be read.
     Withdrawn,
     /// The mount has ended, or was to be left.
     End,

@@ -1,5 +1,5 @@
-//! What becomes of callers, as /proc shows it. FUSE tells of the first signal alone, of none to
-//! a caller that does not wait for its answer (aio(7), reading ahead), and of no end.
+//! What becomes of callers, as /proc shows it. FUSE tells of the first signal alone. It tells of
+//! none to a caller that does not wait for its answer (aio(7), reading ahead), and of no end.
 
 use std::io::ErrorKind;
 use std::num::NonZeroU32;

@@ -23,7 +23,7 @@ struct Owners {
     /// When each asked for a lock last, or got one.
     asked: BTreeMap<(u64, LockOwner), LockRequestNumber>,
     last: LockRequestNumber,
-    /// Who waits for a lock at this moment.
+    /// The owners that wait for a lock at this moment.
     asking: BTreeMap<(u64, LockOwner), Closes>,
 }
 

@@ -24,7 +24,7 @@ pub struct Programs {
     former: bool,
     /// Upgrades that were asked for.
     asked: u64,
-    /// Those that had been when what is executed was started.
+    /// The upgrades that had been asked for when the program that is executed was started.
     heeded: u64,
 }
 
