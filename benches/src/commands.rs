@@ -102,8 +102,8 @@ struct Counts {
     server_calls: Option<u64>,
 }
 
-/// Runs the workload with n and with 2n operations; what the second cost more is the cost
-/// of n operations, without preparation or idle noise that both have.
+/// Runs the workload with n and with 2n operations. What the second cost more is the cost of n
+/// operations, without preparation or idle noise that both have.
 fn count_load(args: &BenchArgs, printer: &Printer, run: Run, name: &str) -> CommandResult {
     let count: u64 = args.number("count", 200)?;
     let fields =

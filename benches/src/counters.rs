@@ -1,7 +1,7 @@
-//! What one call costs in allocations, bytes, system calls and round trips: client and
-//! server on a thread each in this process, a Unix socket between, a file system in
-//! memory below. Nothing here depends on how fast or busy the machine is (system calls
-//! a little, where two wake-ups fall together), so upper bounds can be gated.
+//! What one call costs in allocations, bytes, system calls and round trips. Client and server are
+//! on a thread each in this process, a Unix socket between, a file system in memory below. Nothing
+//! here depends on how fast or busy the machine is (system calls a little, where two wake-ups fall
+//! together). So upper bounds can be gated.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

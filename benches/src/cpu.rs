@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-/// CPU time that all threads of process `pid` have used, ended ones too, in nanoseconds
-/// (the kernel's clock of that process, so without the rounding of /proc/PID/stat). None
-/// if there is no such process.
+/// CPU time that all threads of process `pid` have used, ended ones too, in nanoseconds. It is the
+/// kernel's clock of that process, so without the rounding of /proc/PID/stat. None if there is no
+/// such process.
 pub fn of_process(pid: i32) -> Option<Duration> {
     // Clock ids of other processes are made from the pid: see clock_getcpuclockid(3).
     let clock = (!pid << 3) | 2;
@@ -28,8 +28,8 @@ fn read_clock(clock: libc::clockid_t) -> Option<Duration> {
     (result == 0).then(|| Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
 }
 
-/// Time that all CPUs of the machine were busy since boot (user, nice, system, interrupts
-/// and soft interrupts of /proc/stat; 10 ms grains): everybody's, kernel threads included.
+/// Time that all CPUs of the machine were busy since boot (user, nice, system, interrupts and soft
+/// interrupts of /proc/stat; 10 ms grains). It is everybody's, kernel threads included.
 pub fn of_machine() -> Duration {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let line = text.lines().next().unwrap_or_default();

@@ -43,8 +43,8 @@ mod tests {
 
     use super::*;
 
-    /// Looked at from outside, as the benchmark does: threads of the process that counts come
-    /// and go with its other tests, and take their counts with them.
+    /// Looked at from outside, as the benchmark does. Threads of the process that counts come and
+    /// go with its other tests, and take their counts with them.
     #[test]
     fn a_process_that_sleeps_and_wakes_is_seen() {
         let mut echo = Command::new("cat")

@@ -1,5 +1,5 @@
-//! A listener that gives each connection to a new process as its standard input and
-//! output: how sshfs reaches an sftp-server without ssh and without a copying process.
+//! A listener that gives each connection to a new process as its standard input and output. This is
+//! how sshfs reaches an sftp-server without ssh and without a copying process.
 
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;

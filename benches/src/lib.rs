@@ -1,11 +1,11 @@
 //! What the benchmarks of dray are made of: load generators, the raw denominators that
 //! their figures are held against, counters per operation, and the reports.
 //!
-//! `script/bench` starts servers, mounts and peers; this crate loads them and reads the
-//! clocks. It must not know how dray is built inside: it sees a mount as any other
-//! directory, a daemon as a process id, and `dray status --json` as text. Only
-//! [`counters`], [`sessions`], [`lock_waiters`], [`hoard`] and [`many`] speak the wire themselves, as a client would,
-//! and [`null_mount`] uses the front end alone.
+//! `script/bench` starts servers, mounts and peers; this crate loads them and reads the clocks. It
+//! must not know how dray is built inside. It sees a mount as any other directory, a daemon as a
+//! process id, and `dray status --json` as text. Only [`counters`], [`sessions`], [`lock_waiters`],
+//! [`hoard`] and [`many`] speak the wire themselves, as a client would, and [`null_mount`] uses the
+//! front end alone.
 
 pub mod aggregate;
 pub mod alloc;

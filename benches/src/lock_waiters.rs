@@ -42,7 +42,7 @@ async fn opened(
     Ok((fs, file))
 }
 
-/// `count` requests wait for ranges of the file `name` behind a lock on all of it, and are then all
+/// `count` requests wait for ranges of the file `name` behind a lock on all of it. Then all are
 /// given up at once; so many times. Answers how long the slowest round's end took, until the last
 /// got its answer. Errors: there is no such server, or no such file.
 pub fn give_up(

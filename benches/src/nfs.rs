@@ -117,8 +117,8 @@ impl NfsMount {
     pub fn new(url: &str) -> io::Result<NfsMount> {
         let libnfs = libnfs()?;
         let text = CString::new(url)?;
-        // SAFETY: the context is new and used by this thread alone; what parse_url_dir
-        // answers lives as long as the process (it is small and never freed).
+        // SAFETY: the context is new and used by this thread alone. What parse_url_dir answers
+        // lives as long as the process (it is small and never freed).
         unsafe {
             let mount = Context { libnfs, nfs: (libnfs.init_context)() };
             let url = (libnfs.parse_url_dir)(mount.nfs, text.as_ptr());

@@ -1,5 +1,5 @@
-//! System calls of running processes, counted from outside by perf, or by strace where
-//! perf is not allowed or not there (slower, but it counts the same).
+//! System calls of running processes, counted from outside by perf. Where perf is not allowed or
+//! not there, strace counts them (slower, but it counts the same).
 
 use std::fs;
 use std::path::PathBuf;

@@ -295,8 +295,8 @@ impl Run<'_> {
         })
     }
 
-    /// Does the same with one name after the other, none of which the kernel remembers: what
-    /// it keeps for a second after the preparation would make some arms look like no network.
+    /// Does the same with one name after the other, none of which the kernel remembers. What it
+    /// keeps for a second after the preparation would make some arms look like no network.
     fn each_name(
         &self,
         act: &(dyn Fn(&dyn FileCalls, &std::ffi::CStr) -> std::io::Result<()> + Sync),

@@ -1,6 +1,6 @@
-//! Upper bounds on what single calls cost, where the machine's mood has no say. They are
-//! there so that a change that makes every call dearer is noticed by its author: a
-//! bound is raised only together with a word on why.
+//! Upper bounds on what single calls cost, where the machine's mood has no say. They are there so
+//! that a change that makes every call dearer is noticed by its author. A bound is raised only
+//! together with a word on why.
 
 use dray_bench::alloc::CountingAllocator;
 use dray_bench::counters::{self, Cost};
@@ -41,7 +41,7 @@ const BUDGETS: [Budget; 10] = [
     budget("read_1m", 2.1, 6.1, 1_052_672.0, 1.0, 60.0),
     budget("write_4k", 1.1, 7.1, 4096.0, 1.0, 9.0),
     budget("write_1m", 2.1, 8.1, 8192.0, 1.0, 60.0),
-    // A close is a message without an answer. It waits for company, a few milliseconds at most: on
+    // A close is a message without an answer. It waits for company, a few milliseconds at most. On
     // a busy machine that is over now and then, and takes a timer and a message of its own.
     budget("open_close", 3.5, 9.5, 0.0, 1.0, 18.0),
     // One more each for the intent that lets a restarted server tell what was applied.
@@ -51,8 +51,8 @@ const BUDGETS: [Budget; 10] = [
     budget("remove", 2.1, 9.1, 0.0, 1.0, 9.0),
 ];
 
-/// Calls that nobody made, for one that somebody did: what was changed half a minute ago is synced,
-/// and on a busy machine that is in the middle of the counting.
+/// Calls that nobody made, for one that somebody did. What was changed half a minute ago is synced.
+/// On a busy machine that is in the middle of the counting.
 const SYNCS_MAX: f64 = 0.01;
 
 fn check(cost: &Cost, budget: &Budget) -> Vec<String> {

@@ -37,8 +37,8 @@ fn mount(kind: &str, at: &Path, flags: libc::c_ulong, data: &str) -> bool {
     unsafe { libc::mount(kind, at, kind, flags, data.cast()) == 0 }
 }
 
-/// Gives this thread mounts of its own, which end with it; among them the one by which system calls
-/// are counted, where nobody has mounted it.
+/// Gives this thread mounts of its own, which end with it. Among them is the one by which system
+/// calls are counted, where nobody has mounted it.
 fn own_mounts() -> bool {
     // SAFETY: no pointers.
     let own = unsafe { libc::unshare(libc::CLONE_NEWNS) == 0 };
@@ -129,8 +129,8 @@ fn check(below: impl FnOnce(&Path) -> Option<PathBuf>) {
     posix::release().unwrap();
 }
 
-/// Each listing of a directory looked for the export's root above it: a program that removed a tree of 4000
-/// directories, one in the other, waited 44 s.
+/// Each listing of a directory looked for the export's root above it. A program that removed a tree
+/// of 4000 directories, one in the other, waited 44 s.
 // proves: P16
 #[test]
 fn a_call_in_a_deep_directory_costs_what_it_costs_in_another() {

@@ -1,10 +1,10 @@
 //! Many clients of one server: what each costs at rest, what happens when they come, contend,
 //! lose their server and leave, all at once.
 //!
-//! All of them are sessions of one process, each from an address of loopback that few share; the
-//! server is a process that is watched, killed and started again. Latencies are those of a
-//! machine on which everybody shares the same CPUs, so the figures to compare are the server's CPU
-//! time for each operation, memory, descriptors, context switches and failures.
+//! All of them are sessions of one process, each from an address of loopback that few share. The
+//! server is a process that is watched, killed and started again. Latencies are those of a machine
+//! on which everybody shares the same CPUs. So the figures to compare are the server's CPU time for
+//! each operation, memory, descriptors, context switches and failures.
 
 mod contention;
 mod crowd;

@@ -78,8 +78,8 @@ impl Row {
     }
 }
 
-/// CPU time of client and server that placement adds to a request that stays on one server, us: the
-/// greatest over the loads that both arms have of the median over rounds.
+/// CPU time of client and server that placement adds to a request that stays on one server, us. It
+/// is the greatest over the loads that both arms have of the median over rounds.
 fn placement_cpu_us(measures: &Measures) -> Option<f64> {
     let added = |load: &str| {
         let metric = format!("{load}.cpu_us");

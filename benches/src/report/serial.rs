@@ -69,8 +69,8 @@ pub const GOALS: [(&str, &str, Goal); 21] = [
     ("unlink_cpu_vs_sum", "ratio", Goal::AtMost(1.4)),
 ];
 
-/// What the kernel is given for a listing of `many`: 10,000 records of
-/// `fuse_direntplus` with names of 13 bytes (128 + 24 + 13, rounded up to 8), in 64 KiB.
+/// What the kernel is given for a listing of `many`. That is 10,000 records of `fuse_direntplus`
+/// with names of 13 bytes (128 + 24 + 13, rounded up to 8), in 64 KiB.
 const LISTING_64_KIB: f64 = 10_000.0 * 168.0 / 65_536.0;
 
 /// One metric of one transport, from the raw lines.

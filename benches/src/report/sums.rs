@@ -73,8 +73,8 @@ impl LoadParts {
     }
 }
 
-/// CPU of `load` on the mount `arm` as a ratio to the sum of its parts: the median over rounds of the ratio
-/// within a round.
+/// CPU of `load` on the mount `arm` as a ratio to the sum of its parts. It is the median over
+/// rounds of the ratio within a round.
 pub fn over_sum(measures: &Measures, arm: &str, load: &LoadParts) -> Option<f64> {
     let ratios = measures.rounds(arm, &cost(load.name)).into_iter().filter_map(|(round, cpu)| {
         let sum = load.sum(arm, &|arm, name| measures.in_round(arm, &cost(name), round))?;

@@ -1,5 +1,5 @@
-//! What a server needs of a backend beside [`FileSystem`]: how it is configured, found and opened, and
-//! what the server asks of it while it is served.
+//! What a server needs of a backend beside [`FileSystem`]. It is how a backend is configured, found
+//! and opened, and what the server asks of it while it is served.
 //!
 //! A [`BackendKind`] takes the options of an export, and gives a [`BackendSource`]. The source looks for
 //! the files to be served, and looks again as long as they are [`UnavailableReason`]. A source that succeeds

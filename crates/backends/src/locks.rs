@@ -23,8 +23,8 @@ use dray_core::{Context, HolderId, LockOwner};
 /// look only.
 const SHARDS: usize = 32;
 
-/// The holder of a lock. Two clients never have the same owner, whatever nodes they name: the locks of a
-/// client are given back with its session, and no client gives back another's.
+/// The holder of a lock. Two clients never have the same owner, whatever nodes they name. The locks
+/// of a client are given back with its session, and no client gives back another's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner {
     /// The client by whom the lock was asked for.

@@ -19,8 +19,8 @@ pub struct ConnectOptions {
     /// How long a call waits for a server that is away before it fails with `EHOSTDOWN`;
     /// none: for ever.
     pub timeout: Option<Duration>,
-    /// What was written and is not known to be on media is kept up to this size, to be sent
-    /// again should the server's machine lose power; 0: its loss is only reported.
+    /// What was written and is not known to be on media is kept up to this size, to be sent again
+    /// should the server's machine lose power. 0: its loss is only reported.
     pub replay_bytes: u64,
     /// What is open is cached: the server is to tell of changes by others
     /// ([`SessionControl::hear_changes_by`](dray_core::SessionControl::hear_changes_by)).

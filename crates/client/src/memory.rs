@@ -11,9 +11,9 @@ use dray_core::NodeId;
 use dray_rpc::client::SessionMemory;
 use dray_rt::random_u64;
 
-/// Where the definition lies in the file: behind the memory of all sessions that a client can have
-/// ([`SERVERS_MAX`](dray_layers::placement::SERVERS_MAX)), each of which takes 2.1 GiB of addresses. Only
-/// pages in use take memory.
+/// Where the definition lies in the file. It is behind the memory of all sessions that a client can
+/// have ([`SERVERS_MAX`](dray_layers::placement::SERVERS_MAX)), each of which takes 2.1 GiB of
+/// addresses. Only pages in use take memory.
 const DEFINITION_AT: u64 = 1 << 44;
 /// The longest definition, bytes.
 const DEFINITION_MAX_BYTES: usize = 64 << 10;

@@ -532,7 +532,7 @@ fn parse_boot(text: &str) -> Result<u128, String> {
     u128::from_str_radix(text, 16).map_err(|error| error.to_string())
 }
 
-/// Those of the command line. Ends the process where they are wrong, or ask for help.
+/// The arguments of the command line. Ends the process where they are wrong, or ask for help.
 pub fn own_args() -> Args {
     parse(std::env::args_os().collect(), i32::from(EXIT_USAGE))
 }

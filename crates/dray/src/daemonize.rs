@@ -34,9 +34,9 @@ pub enum StartProgress {
     Mounted(u32),
 }
 
-/// Goes on in a child process; the parent waits until [`ReadinessPipe::ready`], or until the
-/// child has said what is wrong and ended, has `clean_up` take away what is left, and passes the exit code
-/// on. To be called before any thread is started.
+/// Goes on in a child process. The parent waits until [`ReadinessPipe::ready`], or until the child
+/// has said what is wrong and ended. Then the parent has `clean_up` take away what is left, and
+/// passes the exit code on. To be called before any thread is started.
 pub fn fork(clean_up: impl FnOnce(StartProgress)) -> Result<ReadinessPipe, Failure> {
     let what = || "cannot go into the background".to_owned();
     let (mut read, write) = pipe().doing(what)?;
@@ -56,8 +56,9 @@ pub fn fork(clean_up: impl FnOnce(StartProgress)) -> Result<ReadinessPipe, Failu
     }
 }
 
-/// Goes on in this process; another one, which nobody has to wait for, has `clean_up` take away what is
-/// left if this one ends before [`ReadinessPipe::ready`]. To be called before any thread is started.
+/// Goes on in this process. Another one, which nobody has to wait for, has `clean_up` take away
+/// what is left if this one ends before [`ReadinessPipe::ready`]. To be called before any thread is
+/// started.
 pub fn watch(clean_up: impl FnOnce(StartProgress)) -> Result<ReadinessPipe, Failure> {
     let what = || "cannot watch over the mount".to_owned();
     let (mut read, write) = pipe().doing(what)?;
@@ -108,9 +109,9 @@ pub fn outlive_parent() {
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, 0) };
 }
 
-/// A child of [`fork`] or [`watch`] leaves its parent's session. Of the former not before it has mounted: an automount
-/// point lets those of the process group mount that was started for it, and nobody else
-/// (autofs, "oz mode"; systemd keeps mount(8) in its own group for that).
+/// A child of [`fork`] or [`watch`] leaves its parent's session. A child of [`fork`] does not
+/// before it has mounted. An automount point lets those of the process group mount that was started
+/// for it, and nobody else (autofs, "oz mode"). Systemd keeps mount(8) in its own group for that.
 pub fn leave_session() {
     // SAFETY: takes no memory. It fails for a leader of a group only, which a child is not.
     unsafe { libc::setsid() };

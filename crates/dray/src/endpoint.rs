@@ -53,7 +53,7 @@ impl Guest {
     }
 }
 
-/// Those who are served, the longest first.
+/// The guests that are served, the longest first.
 #[derive(Default)]
 struct Guests(VecDeque<Weak<Guest>>);
 

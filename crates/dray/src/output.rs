@@ -5,8 +5,8 @@ use std::io::Write;
 
 use crate::error::{ErrorContext, Failure};
 
-/// Prints to stdout. Errors: the disk is full, or nobody reads any more, which ends the
-/// command without a word: a reader such as head(1) has what it wanted.
+/// Prints to stdout. Errors: the disk is full, or nobody reads any more, which ends the command
+/// without a word. A reader such as head(1) has what it wanted.
 pub fn print(text: impl Display) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
     match write!(stdout, "{text}").and_then(|()| stdout.flush()) {
@@ -48,9 +48,9 @@ fn plain_lines(text: &str) -> String {
     text.split('\n').map(plain).collect::<Vec<_>>().join("\n")
 }
 
-/// Whether a terminal does something else with a letter than to show it: controls, separators of
-/// lines, and what changes the direction of the letters around it (Unicode Standard Annex 9, table 1;
-/// also the deprecated U+206A to U+206F).
+/// Whether a terminal does something else with a letter than to show it. That holds for controls,
+/// separators of lines, and what changes the direction of the letters around it. The source is
+/// Unicode Standard Annex 9, table 1 (also the deprecated U+206A to U+206F).
 pub fn is_obeyed(letter: char) -> bool {
     let steers = matches!(
         letter,

@@ -158,7 +158,7 @@ pub fn raise_file_limit() -> usize {
     usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
 }
 
-/// Lets this process have files of any size, as far as it may: the memory of a mount counts as one
+/// Lets this process have files of any size, as far as it may. The memory of a mount counts as one
 /// (memfd_create(2)), and no process of a mount writes any other.
 pub fn lift_size_limit() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

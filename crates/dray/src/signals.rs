@@ -8,9 +8,9 @@ use dray_rt::{Interest, Source};
 
 const ENDING: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 
-/// What the kernel sends for something that a client, an application or a reader of ours does, or that
-/// we do in its name, and that ends or stops a process by default (signal(7)). The system call says it
-/// too, as an error:
+/// Signals that the kernel sends for something that a client, an application or a reader of ours
+/// does, or that we do in its name. By default they end or stop a process (signal(7)). The system
+/// call says it too, as an error:
 ///
 /// - SIGPIPE: the reader has closed its end;
 /// - SIGXFSZ: a write, a truncation or an allocation reaches beyond `RLIMIT_FSIZE`;

@@ -161,7 +161,7 @@ fn a_change_of_a_program_clears_its_set_id_bits() {
 }
 
 /// The client's kernel removes them itself, in the name of the caller, who may not remove
-/// attributes of that kind: each of these calls failed with EPERM.
+/// attributes of that kind. Each of these calls failed with EPERM.
 // proves: P47
 #[test]
 fn a_change_of_a_program_clears_its_capabilities() {

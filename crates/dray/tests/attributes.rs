@@ -75,8 +75,8 @@ fn writes(user: u32, path: &Path) -> bool {
     can(user, "dd", &["if=/dev/null".into(), "conv=notrunc".into(), to])
 }
 
-/// Users in the list can what it says and nobody else can; the other mount shows the same
-/// list; taking a user out of it counts there once attributes have run out.
+/// Users in the list can what it says and nobody else can. The other mount shows the same list.
+/// Taking a user out of it counts there once attributes have run out.
 fn access_lists_decide(options: &str, attributes_run_out: Duration) {
     let (_rig, one, other) = two_mounts(options);
     let (here, there) = (one.join("listed"), other.join("listed"));

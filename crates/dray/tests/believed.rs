@@ -243,8 +243,8 @@ fn who_opens_what_is_being_replaced_finds_what_was_there_by_then() {
     });
 }
 
-/// A daemon knows no names that its predecessor gave the kernel, but knows which callers it answered with ESTALE to look
-/// them up: else most deaths would be seen by somebody.
+/// A daemon knows no names that its predecessor gave the kernel, but knows which callers it
+/// answered with ESTALE to look them up. Else most deaths would be seen by somebody.
 // proves: P6
 #[test]
 fn so_does_who_opens_it_while_the_mount_s_daemon_is_killed() {

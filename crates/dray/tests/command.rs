@@ -434,8 +434,8 @@ fn keys_faults_and_metrics_by_configuration() {
     rig.umount(&at);
 }
 
-/// exec(2) closes the files of the mount that the child has inherited, and holds a lock then
-/// without which the kernel shows nobody the child's environment.
+/// exec(2) closes the files of the mount that the child has inherited. It holds a lock then without
+/// which the kernel shows nobody the child's environment.
 #[test]
 fn a_child_that_closes_files_of_the_mount_can_be_started() {
     if common::skipped() {

@@ -232,8 +232,8 @@ fn is_asleep_in(thread: i32, number: libc::c_long) -> bool {
     sleeps && of_thread("syscall").starts_with(&format!("{number} "))
 }
 
-/// A ring's entry that the kernel gave to a lock that is waited for gave nothing more to
-/// what stood behind it in the queue: the unlocking.
+/// A ring's entry that the kernel gave to a lock that is waited for gave nothing more to the
+/// request behind it in the queue. That request was the unlocking.
 // proves: P96
 #[test]
 fn an_unlocking_behind_its_lock_in_the_queue_is_reached_over_a_death() {

@@ -178,8 +178,8 @@ fn a_server_ends_and_another_serves_while_a_file_system_hangs() {
     assert!(rig.end_of(old).success());
 }
 
-/// The kernel makes it when the file system goes on, though its server has ended: only then can
-/// the next one tell whether it was made.
+/// The kernel makes it when the file system goes on, though its server has ended. Only then can the
+/// next one tell whether it was made.
 // proves: P111
 #[test]
 fn a_change_that_its_server_left_behind_is_made_once() {

@@ -1,5 +1,5 @@
-//! An export is served from the file system that it was made on, or not at all: file handles of one are
-//! valid on another of the same type, and clients would be shown the server's own tree.
+//! An export is served from the file system that it was made on, or not at all. File handles of one
+//! are valid on another of the same type. Clients would be shown the server's own tree.
 
 mod common;
 

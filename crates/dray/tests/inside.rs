@@ -1,5 +1,5 @@
 //! A mount within the directory that its own server exports, as on a machine that exports `/` and
-//! tries it; and the export of a mount.
+//! tries it. Also the export of a mount.
 
 mod common;
 
@@ -61,8 +61,9 @@ impl Stacked {
     }
 }
 
-/// The flag of each call does not reach a file system in user space: what the server above appended
-/// went where its kernel last heard the file to end, over what others had appended meanwhile.
+/// The flag of each call does not reach a file system in user space. What the server above appended
+/// went where its kernel last heard the file to end. That was over what others had appended
+/// meanwhile.
 // proves: P19
 #[test]
 fn appends_through_an_exported_mount_do_not_mix_with_those_beside_it() {
@@ -145,8 +146,9 @@ fn flags_of(pid: i32, name: &str) -> Vec<i32> {
     flags
 }
 
-/// bindfs(1) knows inodes by their paths, and says ENOENT of what has been replaced: the client's kernel
-/// asks for the attributes of the file that it believes in, and took that for the answer to open(2).
+/// bindfs(1) knows inodes by their paths, and says ENOENT of what has been replaced. The client's
+/// kernel asks for the attributes of the file that it believes in. It took that for the answer to
+/// open(2).
 #[test]
 fn what_was_replaced_over_a_file_system_without_handles_is_opened() {
     if common::skipped() {

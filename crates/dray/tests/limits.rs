@@ -239,7 +239,7 @@ fn a_full_disk_is_an_error_of_the_write_and_of_nothing_else() {
 }
 
 /// If a write of aio(7) fails, or one past the cache, the kernel cuts the file to the size that it
-/// believes in: what another mount had written behind that was lost.
+/// believes in. What another mount had written behind that was lost.
 // proves: P20
 #[test]
 fn a_write_that_fails_cuts_off_nothing_that_others_wrote() {
@@ -290,8 +290,8 @@ fn a_write_that_fails_cuts_off_nothing_that_others_wrote() {
     });
 }
 
-/// Once any write had failed, cutting by io_uring(7) was answered and not done: it comes from a thread that
-/// is not seen to be in ftruncate(2).
+/// Once any write had failed, cutting by io_uring(7) was answered and not done. It comes from a
+/// thread that is not seen to be in ftruncate(2).
 // proves: P20
 #[test]
 fn a_file_that_io_uring_cuts_is_cut_though_writes_failed() {

@@ -122,8 +122,8 @@ fn store_within(rig: &mut Rig, group: &Group, at: &Path) {
     assert!(status.success(), "{status}");
 }
 
-/// The daemon needed memory, waited for pages of the program to be written, and was who would have written
-/// them: both were stuck until somebody aborted the connection.
+/// The daemon needed memory, waited for pages of the program to be written, and was who would have
+/// written them. Both were stuck until somebody aborted the connection.
 // proves: D4
 #[test]
 fn a_program_that_stores_into_a_mapping_does_not_wait_for_its_daemon_for_ever() {

@@ -116,7 +116,7 @@ time.sleep(1000)
 "#;
 
 /// What a process had open that was killed, or others who waited, took all entries of a ring until
-/// the server came back, and no other could end. A daemon that had not met the server had nothing
+/// the server came back. No other could end. A daemon that had not met the server had nothing
 /// closed; with a limit that stayed open as long as the mount.
 // proves: P68
 #[test]
@@ -232,7 +232,7 @@ open(sys.argv[1], "a").write(",began")
 os.preadv(fd, [buf], 0)
 "#;
 
-/// The kernel tells of no signal to those who do not wait themselves for what they asked for: they
+/// The kernel tells of no signal to those who do not wait themselves for what they asked for. They
 /// could not be killed while the server was away (state D).
 // proves: P67
 #[test]
@@ -286,8 +286,8 @@ fn readers_past_the_page_cache_are_killed_while_the_server_is_away() {
     }
 }
 
-/// Passes on what clients of `socket` and a server at `behind` say; of what the server says to each
-/// client the beginning only, until it `goes_on`.
+/// Passes on what clients of `socket` and a server at `behind` say. Of what the server says to each
+/// client only the beginning passes, until it `goes_on`.
 struct Stalling {
     stalled: AtomicBool,
     goes_on: AtomicBool,
@@ -408,7 +408,7 @@ fn callers_that_cannot_be_seen_are_killed_while_the_server_is_away() {
     }
 }
 
-/// A mount that was taken away by `dray umount` is gone at the server, too, when that ends: who
+/// A mount that was taken away by `dray umount` is gone at the server, too, when that ends. Who
 /// stops the server next has no grace period for it at the next start.
 // proves: P77
 #[test]
@@ -466,8 +466,9 @@ fn the_keeper_of_deleted_files_ends_when_it_is_asked_to() {
     assert_eq!(keeper.wait().unwrap().signal(), Some(libc::SIGTERM), "not by itself");
 }
 
-/// A server that was killed as it started left a descriptor store that started, too, and that one took the
-/// socket from the descriptor store of the next server: the one after that did not find the deleted files.
+/// A server that was killed as it started left a descriptor store that started, too. That one took
+/// the socket from the descriptor store of the next server. The one after that did not find the
+/// deleted files.
 // proves: P89
 #[test]
 fn of_two_keepers_of_one_server_the_first_stays_to_be_found() {
@@ -492,8 +493,9 @@ fn of_two_keepers_of_one_server_the_first_stays_to_be_found() {
     assert!(!path.exists(), "it is taken away at its end");
 }
 
-/// Where the state directory was replaced behind a server that had ended, its descriptor store took the socket of
-/// the next one away: deleted files that were open then were lost with the next kill of the server.
+/// Where the state directory was replaced behind a server that had ended, its descriptor store took
+/// the socket of the next one away. Deleted files that were open then were lost with the next kill
+/// of the server.
 // proves: P89
 #[test]
 fn a_keeper_leaves_the_socket_of_the_one_in_the_place_of_its_directory() {

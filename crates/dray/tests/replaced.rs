@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use common::two_mounts;
 
-/// Within rename(2) the kernel holds the locks that it takes to give a directory another place
-/// in its tree, so that one that another mount has moved was ESTALE there.
+/// Within rename(2) the kernel holds the locks that it takes to give a directory another place in
+/// its tree. So a directory that another mount has moved was ESTALE there.
 // proves: P32
 #[test]
 fn a_directory_that_another_mount_moved_is_renamed_and_replaced() {
@@ -70,8 +70,8 @@ fn what_is_in_a_directory_that_another_mount_moved_is_renamed_and_replaced() {
     }
 }
 
-/// What one's path has led to is there for a moment when another mount gives the name to another
-/// file: stat(2), chmod(2), truncate(2) and open(2) of it failed with ESTALE.
+/// A file that a path has led to is there for a moment when another mount gives the name to another
+/// file. The calls stat(2), chmod(2), truncate(2) and open(2) of it failed with ESTALE.
 // proves: P33
 #[test]
 fn what_a_path_led_to_is_used_though_another_mount_replaces_it() {

@@ -15,8 +15,8 @@ use common::{Rig, on_transports, wait_for};
 
 /// Repetitions of what is counted.
 const TIMES: u64 = 50;
-/// What others on the machine ask of a mount point is a round trip or two, whose answer the kernel
-/// may go on with, which is as many fewer.
+/// What others on the machine ask of a mount point is a round trip or two. The kernel may go on
+/// with the answer, which is as many fewer.
 const ASKING: u64 = 2;
 /// How often it is tried to be let alone.
 const TRIES: u64 = 20;
@@ -50,7 +50,7 @@ impl Counted<'_> {
         ["made", "used", "given_up"].map(|which| opened[which].as_u64().unwrap())
     }
 
-    /// As [`Self::each`], of what asks less because the kernel keeps earlier answers: that is
+    /// As [`Self::each`], of what asks less because the kernel keeps earlier answers. These are
     /// dropped when memory is short or somebody says so (drop_caches), and asked for again. So it
     /// is counted until the kernel was let alone.
     fn each_kept(&self, work: impl Fn(&Path)) -> u64 {
@@ -126,10 +126,10 @@ fn strict_create_write_and_close_are_three_round_trips() {
     });
 }
 
-/// The first opening in a directory is a lookup a component and the opening. From then on the
-/// last lookup opens, too, and each time that this is used spares a round trip. What is opened
-/// and too old when the program comes to it, because the machine is busy, is opened again: so
-/// program, mount and server go before others' work, and are looked at until they were let alone.
+/// The first opening in a directory is a lookup a component and the opening. From then on the last
+/// lookup opens, too, and each time that this is used spares a round trip. What is opened and too
+/// old when the program comes to it, because the machine is busy, is opened again. So program,
+/// mount and server go before others' work, and are looked at until they were let alone.
 // proves: P11
 #[test]
 fn strict_open_is_one_lookup_a_component_and_the_first_one_an_opening() {
@@ -339,7 +339,7 @@ fn a_listing_is_at_most_one_round_trip_for_64_kib_and_brings_the_attributes() {
 }
 
 /// Where memory began in the middle of a page, and nearly all does, 1 MiB was two requests of the
-/// kernel's, between which others came: it was not atomic.
+/// kernel's. Others came between them, so it was not atomic.
 // proves: P18
 #[test]
 fn a_call_of_1_mib_is_one_request_wherever_its_memory_begins() {

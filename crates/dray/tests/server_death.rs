@@ -23,7 +23,7 @@ fn kill_and_serve_again(rig: &mut Rig) {
 }
 
 /// The process that keeps deleted files for clients that come back went on for five minutes, with
-/// their space, where there was no client any more.
+/// their space. There was no client any more.
 // proves: P89
 #[test]
 fn what_nobody_can_come_back_for_is_not_kept() {
@@ -139,8 +139,8 @@ fn deleted_files_outlive_the_server(transport: &str) {
     rig.umount(&at);
 }
 
-/// Their holder does nothing between the server's return and the removal: it has to come
-/// back by itself, or what is removed has to be kept for it.
+/// Their holder does nothing between the server's return and the removal. It has to come back by
+/// itself, or what is removed has to be kept for it.
 // proves: P89
 #[test]
 fn files_deleted_by_others_right_after_the_restart_live_on() {

@@ -109,8 +109,8 @@ fn users_may_what_the_user_that_they_are_squashed_to_may() {
     });
 }
 
-/// A mount whose kernel leaves all to the server does not go on with one at which users differ: names
-/// that one of them has looked up would be open to all.
+/// A mount whose kernel leaves all to the server does not go on with one at which users differ.
+/// Names that one of them has looked up would be open to all.
 // proves: P52
 #[test]
 fn a_mount_of_a_squashed_export_waits_where_it_is_squashed_no_more() {

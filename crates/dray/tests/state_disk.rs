@@ -12,8 +12,8 @@ use std::path::Path;
 
 use common::{Rig, wait_for};
 
-/// btrfs writes each page to a new place, and has none for it once it is full: the next change ended
-/// the server by SIGBUS, and each server after it.
+/// btrfs writes each page to a new place, and has none for it once it is full. The next change
+/// ended the server by SIGBUS, and each server after it.
 // proves: P134
 #[test]
 fn a_full_btrfs_under_the_state_ends_no_server() {

@@ -32,7 +32,7 @@ const OPEN_DEVICE: &str = r#"
     mount --bind "$DIR/dev/fuse" /dev/fuse
 "#;
 
-/// One test at a time: a namespace has a copy of another one's automount point, too, and a process that
+/// One test at a time. A namespace has a copy of another one's automount point, too. A process that
 /// comes across that waits for ever.
 static ALONE: Mutex<()> = Mutex::new(());
 

@@ -126,8 +126,8 @@ fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).open(path).unwrap()
 }
 
-/// What one mount stores in a mapping the other finds at its next open once it was synced,
-/// and once the file was closed; in mappings that it had before, too.
+/// What one mount stores in a mapping the other finds at its next open once it was synced, and once
+/// the file was closed. It finds that in mappings that it had before, too.
 fn shared_mappings_meet(options: &str) {
     let (rig, one, other) = two_mounts(options);
     fs::write(one.join("mapped"), vec![b'.'; MAPPED_BYTES]).unwrap();
@@ -191,8 +191,8 @@ fn what_others_change_is_soon_seen_in_files_that_are_open_and_cached() {
     common::wait_for("a mode", || mode() == 0o640);
 }
 
-/// Pages were only dropped when the server had notified the mount of a change, up to 10 ms and more after it: of
-/// two programs that counted under a lock one overwrote the other's number.
+/// Pages were only dropped when the server had notified the mount of a change, up to 10 ms and more
+/// after it. Of two programs that counted under a lock one overwrote the other's number.
 // proves: P55
 #[test]
 fn who_is_granted_a_lock_reads_what_was_written_under_the_one_before() {
@@ -288,8 +288,8 @@ fn a_listing_under_way_brings_back_no_former_size() {
     });
 }
 
-/// A copy is limited by the size that the client's kernel last heard of, in the kernel's own
-/// code, before any file system is asked; asking for the size, as cp(1) does, is enough.
+/// A copy is limited by the size that the client's kernel last heard of, in the kernel's own code,
+/// before any file system is asked. Asking for the size, as cp(1) does, is enough.
 // proves: P24
 #[test]
 fn a_copy_is_whole_once_the_size_was_asked_for() {

@@ -21,8 +21,9 @@ fn an_upgrade_is_a_pause_and_a_broken_one_no_harm() {
     on_transports(upgrade);
 }
 
-/// Killed once, an upgraded mount was back at the program that it had begun with; so was one that
-/// was to be upgraded once more, to what does not come up. Five such tries within a minute ended it.
+/// Killed once, an upgraded mount was back at the program that it had begun with. So was one that
+/// was to be upgraded once more, to what does not come up. Five such tries within a minute ended
+/// it.
 // proves: P97
 #[test]
 fn what_was_upgraded_stays_so_over_a_death_and_a_broken_upgrade() {
@@ -149,8 +150,9 @@ fn upgrade(options: &str) {
     assert!(!said.contains("closing a file failed"), "{said}");
 }
 
-/// What a supervisor that stands still has been sent, it reads at once when it goes on: that its
-/// daemon is ready, and that an upgrade is wanted. The first was taken for the outcome of the second.
+/// What a supervisor that stands still has been sent, it reads at once when it goes on. It reads
+/// that its daemon is ready, and that an upgrade is wanted. The first was taken for the outcome of
+/// the second.
 // proves: P97
 #[test]
 fn an_upgrade_is_not_answered_by_the_daemon_before_it() {

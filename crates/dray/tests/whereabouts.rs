@@ -73,8 +73,8 @@ fn end_daemon(rig: &Rig, at: &Path, with: i32) {
     });
 }
 
-/// It was called by its former place, it stayed in the tree when it was ended, what was asked of it
-/// was asked of the next mount there, and the queues of its ring were not set going.
+/// It was called by its former place. It stayed in the tree when it was ended. What was asked of it
+/// was asked of the next mount there. The queues of its ring were not set going.
 // proves: P99
 #[test]
 fn a_mount_is_known_where_it_has_been_moved_to() {
@@ -166,8 +166,8 @@ fn a_mount_whose_processes_have_died_is_shown_as_that() {
     rig.umount(&at);
 }
 
-/// A socket was named, in which nobody finds what to look at; and of a server that was stopped
-/// `dray evict` said that there was none, though it evicts as soon as it goes on.
+/// A socket was named, in which nobody finds what to look at. Of a server that was stopped `dray
+/// evict` said that there was none, though it evicts as soon as it goes on.
 #[test]
 fn what_is_stopped_is_named_with_its_mount_and_process() {
     if common::skipped() {

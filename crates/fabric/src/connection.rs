@@ -16,8 +16,8 @@ pub const DATA_MAX_BYTES: usize = dray_core::IO_MAX_BYTES;
 /// ([`Incoming::first_head`](crate::Incoming::first_head)).
 pub const FIRST_HEAD_MAX_BYTES: usize = 4 << 10;
 
-/// Frames are handled for so long before other tasks run: one end may ask for a hundred
-/// large reads at once, each of which is work for a good part of this.
+/// Frames are handled for so long before other tasks run. One end may ask for a hundred large reads
+/// at once, each of which is work for a good part of this.
 pub(crate) const TICK_MAX: Duration = Duration::from_millis(1);
 
 /// Checks the bounds of a frame to be sent. Errors: `EMSGSIZE`.
@@ -30,10 +30,9 @@ pub(crate) fn check_bounds(head: &[u8], data_bytes: usize) -> io::Result<()> {
 
 /// Gets what arrives on a connection.
 pub trait Sink: Send {
-    /// Memory for the `data_bytes` bytes that follow this head, with at least that much
-    /// room. While it is pending nothing more is read from the connection, which is how
-    /// a sender is slowed down; `cx` is woken when there is memory. An error ends the
-    /// connection.
+    /// Memory for the `data_bytes` bytes that follow this head, with at least that much room. While
+    /// it is pending nothing more is read from the connection, which is how a sender is slowed
+    /// down. `cx` is woken when there is memory. An error ends the connection.
     fn poll_place(
         &mut self,
         cx: &mut Context<'_>,
@@ -41,9 +40,9 @@ pub trait Sink: Send {
         data_bytes: usize,
     ) -> Poll<io::Result<BufMut>>;
 
-    /// Whether a frame of this head alone may come in now, and what goes with it: memory that it is
-    /// counted by, as an empty buffer. While it is pending nothing more is read from the connection,
-    /// as above.
+    /// Whether a frame of this head alone may come in now, and what goes with it. That is memory
+    /// that it is counted by, as an empty buffer. While it is pending nothing more is read from the
+    /// connection, as above.
     fn poll_head(&mut self, cx: &mut Context<'_>, head: &[u8]) -> Poll<io::Result<Option<BufMut>>> {
         let _ = (cx, head);
         Poll::Ready(Ok(None))
@@ -57,15 +56,15 @@ pub trait Sink: Send {
         true
     }
 
-    /// Whether the data behind this head are for a file of this machine: where there are many
-    /// they may stay in pages of the kernel then ([`dray_core::Pages`]).
+    /// Whether the data behind this head are for a file of this machine. Where there are many they
+    /// may stay in pages of the kernel then ([`dray_core::Pages`]).
     fn is_for_a_file(&self, head: &[u8]) -> bool {
         let _ = head;
         false
     }
 
     /// A whole frame is there whose data are in memory of this process, which both ends may have
-    /// from now on: a sink that has to have them elsewhere copies them. While it is pending nothing
+    /// from now on. A sink that has to have them elsewhere copies them. While it is pending nothing
     /// more is received, as above; an error ends the connection.
     fn poll_shared(
         &mut self,
@@ -90,14 +89,14 @@ pub const NOTICES_MAX: usize = 16;
 
 /// An established connection, which keeps frames whole and in order.
 pub trait Connection: Send + Sync + 'static {
-    /// Sends a frame: at the end of the event loop's tick if the other end keeps up; otherwise
-    /// it is queued, and `data` is held until it has gone. Errors: the connection is closed,
-    /// or a bound on head or data was passed.
+    /// Sends a frame: at the end of the event loop's tick if the other end keeps up. Otherwise it
+    /// is queued, and `data` is held until it has gone. Errors: the connection is closed, or a
+    /// bound on head or data was passed.
     fn send(&self, head: &[u8], data: Option<Buf>) -> io::Result<()>;
 
-    /// As [`Connection::send`], for what answers nothing: it is not counted as queued, and there are
-    /// [`NOTICES_MAX`] of them at most that wait for the other end. Errors: as above; `WouldBlock` if
-    /// there are as many: it was not sent.
+    /// As [`Connection::send`], for what answers nothing. It is not counted as queued, and there
+    /// are [`NOTICES_MAX`] of them at most that wait for the other end. Errors: as above;
+    /// `WouldBlock` if there are as many: it was not sent.
     fn notify(&self, head: &[u8]) -> io::Result<()>;
 
     /// Does not wait for the end of the tick with what was sent: for a sender whose executor

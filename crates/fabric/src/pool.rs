@@ -4,11 +4,10 @@
 //! on the bytes in use, and kept for re-use. The bound is what makes the memory of a
 //! server a sum that can be written down: pool + sessions x fixed cost.
 //!
-//! Users of a pool who must not starve each other take from it by a [`PoolShare`]: each may
-//! hold as much as is left over. One alone gets half of the pool, n of them that take what
-//! they can get one part of n + 1 each, and as much is always free for the next user
-//! (dynamic thresholds with alpha 1; Choudhury and Hahne, IEEE/ACM Transactions on
-//! Networking 6(2), 1998).
+//! Users of a pool who must not starve each other take from it by a [`PoolShare`]: each may hold as
+//! much as is left over. One alone gets half of the pool. Of n that take what they can, each gets
+//! one part of n + 1. As much is always free for the next user (dynamic thresholds with alpha 1;
+//! Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).
 
 mod charge;
 
@@ -47,7 +46,7 @@ struct State {
     free_bytes: usize,
     used_bytes: usize,
     peak_bytes: usize,
-    /// Who waits for memory, in the order of arrival.
+    /// The waiters for memory, in the order of arrival.
     waiting: VecDeque<Waiter>,
     /// The users that share the pool; the first is its maker.
     parties: Vec<Party>,
@@ -242,9 +241,9 @@ impl BufferPool {
         BufferPool { inner: Arc::new(inner), party: 0 }
     }
 
-    /// Ends of this pool for `count` parties that must not be able to starve each other:
-    /// half of the memory is set aside for them in equal parts, the other half goes to
-    /// the first that asks. To be called once a pool.
+    /// Ends of this pool for `count` parties that must not be able to starve each other. Half of
+    /// the memory is set aside for them in equal parts. The other half goes to the first that asks.
+    /// To be called once a pool.
     pub fn divide(&self, count: usize) -> Vec<BufferPool> {
         let mut state = self.inner.lock();
         let reserved_bytes = self.inner.limit_bytes / 2 / count.max(1);

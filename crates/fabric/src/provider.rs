@@ -54,7 +54,7 @@ pub trait Incoming: Send + Sync + 'static {
 pub struct Listening {
     /// With the port that the system chose, if any was wanted.
     pub address: Address,
-    /// Who listens there.
+    /// The listener there.
     pub listener: Box<dyn Listener>,
 }
 
@@ -72,7 +72,7 @@ pub enum ConnectFrom {
     /// Whatever the system chooses.
     Any,
     /// Over TCP a port below [`RESERVED_PORTS_END`](crate::RESERVED_PORTS_END), where this process
-    /// may have one and one is free, which is what a server wants that asks for no key.
+    /// may have one and one is free. A server that asks for no key wants such a port.
     ReservedPort,
     /// This address of the machine, with any port. Of Unix sockets there is none.
     Address(IpAddr),
@@ -87,7 +87,7 @@ pub(crate) trait Provider: Sync {
     fn connector(&self, to: &Address, from: ConnectFrom) -> Arc<dyn Connect>;
 }
 
-/// Who carries frames to an address: a line for each provider.
+/// The provider that carries frames to an address: a line for each provider.
 fn provider(address: &Address) -> &'static dyn Provider {
     match address {
         Address::Tcp { .. } | Address::Unix(_) => &sockets::SocketProvider,
@@ -98,9 +98,9 @@ fn provider(address: &Address) -> &'static dyn Provider {
 /// IPv6 are those of IPv4, too, unless somebody listens at these. Errors: those of socket(7)
 /// of any address that this machine has, and of the last one if it has none.
 ///
-/// A Unix socket left over from a server that died is replaced; one that somebody answers
-/// on is `EADDRINUSE`, a file that is no socket `EEXIST`, a path that is too long
-/// `ENAMETOOLONG` (unix(7): 107 bytes).
+/// A Unix socket left over from a server that died is replaced. One that somebody answers on is
+/// `EADDRINUSE`, a file that is no socket `EEXIST`, a path that is too long `ENAMETOOLONG`
+/// (unix(7): 107 bytes).
 pub async fn listen(address: &Address) -> io::Result<Bound> {
     provider(address).listen(address).await
 }

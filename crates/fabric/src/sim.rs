@@ -1,12 +1,11 @@
 //! A simulated network: connections between tasks of one simulation, with the faults of
 //! a real network under the control of a test.
 //!
-//! Frames keep their order within a connection, as on TCP. What a network does to
-//! packets (loss, duplication, reordering) shows above TCP as delay and as connections
-//! that break with frames lost in either direction; those are the faults made here. The
-//! two ends need not learn of a break at the same time: one end may have given the
-//! connection up, and come back on another, while what it sent still arrives at the other
-//! end of the first ([`Weather::linger_one_in`]).
+//! Frames keep their order within a connection, as on TCP. What a network does to packets (loss,
+//! duplication, reordering) shows above TCP as delay and as connections that break with frames lost
+//! in either direction. Those are the faults made here. The two ends need not learn of a break at
+//! the same time. One end may have given the connection up, and come back on another. Meanwhile
+//! what it sent still arrives at the other end of the first ([`Weather::linger_one_in`]).
 
 mod counts;
 mod listen;
@@ -42,8 +41,8 @@ pub struct Weather {
     /// A frame that breaks its connection may have been delivered all the same: then
     /// only what comes back is lost (a lost reply). One break in so many is of this kind.
     pub deliver_then_break_one_in: Option<u64>,
-    /// When a connection ends, in one case of so many the end that did not end it learns
-    /// of that late, and until then receives what was under way, late too.
+    /// When a connection ends, in one case of so many the end that did not end it learns of that
+    /// late. Until then it receives what was under way, late too.
     pub linger_one_in: Option<u64>,
     /// How late at most.
     pub linger_max: Duration,
@@ -386,9 +385,9 @@ impl SimConnection {
         Ok(())
     }
 
-    /// One end notices soon. It is the sender's where the other one is still to get what
-    /// is under way, late: a reply that is waited for in vain, a call that comes when it
-    /// has been made again.
+    /// One end notices soon. It is the sender's where the other one is still to get what is under
+    /// way, late. That is a reply that is waited for in vain, a call that comes when it has been
+    /// made again.
     fn break_soon(&self, weather: Weather, delay: Duration) {
         let late = weather.linger();
         let (link, side) = (self.link.clone(), self.side);

@@ -11,9 +11,8 @@ use crate::proto::abi::{self, notify};
 use crate::proto::reply::header;
 use crate::worker::shared::MountShared;
 
-/// Sends notifications of one mount. The kernel takes locks to carry them out: never send
-/// one from within an operation on the same file or directory, except where it is said
-/// to be safe.
+/// Sends notifications of one mount. The kernel takes locks to carry them out. Never send one from
+/// within an operation on the same file or directory, except where it is said to be safe.
 #[derive(Clone)]
 pub struct Notifier {
     pub(crate) device: Arc<OwnedFd>,
@@ -39,9 +38,9 @@ impl Notifier {
     }
 }
 
-/// As [`Notifier::resend`], for a successor that does not serve yet: what the kernel sends
-/// again goes in front of its queue, before what nobody has read, and the death of its
-/// caller takes it out. Errors: `EINVAL` where the kernel cannot; those of write(2).
+/// As [`Notifier::resend`], for a successor that does not serve yet. What the kernel sends again
+/// goes in front of its queue, before what nobody has read. The death of its caller takes it out.
+/// Errors: `EINVAL` where the kernel cannot; those of write(2).
 pub fn resend(device: BorrowedFd<'_>) -> io::Result<()> {
     write_answer(device, &header(0, notify::RESEND, 0), &[])
 }

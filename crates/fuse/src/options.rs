@@ -63,12 +63,12 @@ pub struct Options {
     pub negative_validity: Duration,
     /// Worker threads; 0: as many as CPUs are allowed, at most [`WORKERS_MAX`].
     pub workers: usize,
-    /// Entries that wait for requests in a ring's queue, for each CPU; fewer where there
+    /// Entries that wait for requests in a ring's queue, for each CPU. There are fewer where there
     /// are so many CPUs that their payloads (1 MiB each) would take more than 256 MiB or a
     /// sixteenth of the memory.
     pub ring_depth: usize,
-    /// Ring entries that may be added for requests that block, in the whole mount; at most
-    /// 256, or [`wake_queues`](crate::wake_queues) would not reach behind all of them.
+    /// Ring entries that may be added for requests that block, in the whole mount. There are at
+    /// most 256, or [`wake_queues`](crate::wake_queues) would not reach behind all of them.
     pub ring_spares_max: usize,
     /// Longest wait for the server, for each request; none: for ever.
     pub patience: Option<Duration>,
@@ -113,9 +113,8 @@ impl Options {
 /// What the processes around a mount's daemon do for it. All that concerns files and their server is
 /// in [`SessionControl`](dray_core::SessionControl).
 pub trait Host: Send + Sync + 'static {
-    /// An entry was added to a queue of the ring in which requests may wait, which the kernel
-    /// does not give to it: [`wake_queues`](crate::wake_queues) is to be called, in another
-    /// process.
+    /// An entry was added to a queue of the ring in which requests may wait, which the kernel does
+    /// not give to it. Call [`wake_queues`](crate::wake_queues) then, in another process.
     fn wake_queues(&self);
 
     /// The mount rests, and the payloads of its ring's entries have taken much memory:

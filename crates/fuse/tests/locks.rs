@@ -110,7 +110,7 @@ fn closing_releases_a_flock() {
     });
 }
 
-/// The kernel has the same name for both, where the second is at the address of the first: the
+/// The kernel has the same name for both, where the second is at the address of the first. The
 /// close of that, which the kernel does not wait for, took the lock of this one away.
 // proves: P59
 #[test]
@@ -147,8 +147,8 @@ fn a_signal_ends_the_wait_for_a_lock() {
     });
 }
 
-/// It failed with EINTR, although flock(2) waits for nothing there, and the lock was given back
-/// later: a process could take the lock that another one had taken again by then.
+/// It failed with EINTR, although flock(2) waits for nothing there. The lock was given back later.
+/// A process could take the lock that another one had taken again by then.
 // proves: P54
 #[test]
 fn a_signal_does_not_disturb_who_gives_a_lock_back() {

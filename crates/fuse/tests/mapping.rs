@@ -1,6 +1,6 @@
 //! Shared mappings of files of a mount.
 //!
-//! A process that serves a mount must not map its files: a page that is awaited holds the lock of
+//! A process that serves a mount must not map its files. A page that is awaited holds the lock of
 //! its address space, for which a worker waits when it asks for memory. So children map them.
 
 mod common;

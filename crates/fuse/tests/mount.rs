@@ -303,8 +303,9 @@ fn a_file_that_is_replaced_while_it_is_being_opened_is_looked_up_again() {
     }
 }
 
-/// A name that others move away and give again all the time: a call that was answered with ESTALE looks it up in vain,
-/// looks again, and finds it. It got ESTALE a second time, which no program is made for.
+/// A name that others move away and give again all the time. A call that was answered with ESTALE
+/// looks it up in vain, looks again, and finds it. It got ESTALE a second time, which no program is
+/// made for.
 // proves: P6
 #[test]
 fn who_is_sent_back_and_finds_the_name_at_the_second_look_opens_it() {

@@ -96,8 +96,8 @@ fn in_a_directory_that_others_have_removed_there_is_nothing() {
     }
 }
 
-/// As long as somebody has it open, what is asked of the directory itself is answered as on Linux, to
-/// a process that has it as its working directory, too.
+/// As long as somebody has it open, what is asked of the directory itself is answered as on Linux.
+/// That holds for a process that has it as its working directory, too.
 // proves: P34
 #[test]
 fn a_directory_that_is_open_is_there_after_its_removal() {

@@ -69,7 +69,7 @@ fn stall(mount: &TestMount, cpu: usize, files: Vec<File>) -> Vec<JoinHandle<()>>
     threads
 }
 
-/// A queue doubled its entries each time, up to all that there were; in another one those of a
+/// A queue doubled its entries each time, up to all that there were. In another one those of a
 /// process that had been killed were closed in none, and it could not end.
 // proves: P68
 #[test]

@@ -1,5 +1,5 @@
-//! How long names, attributes and pages are believed is said by each answer: in one mount some files
-//! are asked for each time, and others are not, whatever the mount's mode is.
+//! How long names, attributes and pages are believed is said by each answer. In one mount some
+//! files are asked for each time, and others are not, whatever the mount's mode is.
 
 mod common;
 

@@ -1,6 +1,6 @@
-//! The observers of an export. Its server asks them to admit a call before the call waits for others,
-//! so that others do not wait for one that is held up. How the call ended they see around the file
-//! system.
+//! The observers of an export. Its server asks them to admit a call before the call waits for
+//! others. So others do not wait for one that is held up. How the call ended they see around the
+//! file system.
 
 use std::sync::Arc;
 use std::time::Duration;

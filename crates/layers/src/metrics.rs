@@ -192,8 +192,8 @@ impl OpSnapshot {
         OpSnapshot { op, count: 0, errors, bytes: 0, total, classes: [0; CLASSES] }
     }
 
-    /// The latency that a share of the calls did not exceed (0.5: the median), evenly
-    /// spread within a class: right to a factor of two, usually much better.
+    /// The latency that a share of the calls did not exceed (0.5: the median), evenly spread within
+    /// a class. It is right to a factor of two, usually much better.
     pub fn quantile(&self, share: f64) -> Duration {
         let wanted = share.clamp(0.0, 1.0) * self.count as f64;
         let mut below = 0.0;

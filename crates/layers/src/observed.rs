@@ -61,9 +61,9 @@ pub(crate) async fn admitted<O: Observer + ?Sized>(
     }
 }
 
-/// Makes the call if it is admitted, and tells the observer how it went. `outcome_of` says
-/// what a success was about. `work` must begin when it is first polled: file systems
-/// may do their work when a method is called, not only when its future is polled.
+/// Makes the call if it is admitted, and tells the observer how it went. `outcome_of` says what a
+/// success was about. `work` must begin when it is first polled. File systems may do their work
+/// when a method is called, not only when its future is polled.
 async fn observe<O: Observer, T>(
     observer: &O,
     cx: &Context,

@@ -1,11 +1,11 @@
-//! What proves that dray keeps its promises: a reference model of a file system, generated
-//! sequences of operations that run alike against the model and anything that serves
-//! files, directed tests of every promise of the central traits, a simulator of a whole
-//! site with everything going wrong, and fixtures.
+//! The tests that prove that dray keeps its promises. There is a reference model of a file system.
+//! Generated sequences of operations run alike against the model and anything that serves files.
+//! Directed tests cover every promise of the central traits. A simulator runs a whole site with
+//! everything going wrong. Fixtures complete these.
 //!
-//! Apart from the simulator, which puts a site together, this crate must not know how the
-//! things that it tests are made: it sees a `FileSystem`, or a directory. Test code everywhere
-//! may depend on it; nothing that ships does.
+//! Apart from the simulator, which puts a site together, this crate must not know how the things
+//! that it tests are made. It sees a `FileSystem`, or a directory. Test code everywhere may depend
+//! on it; nothing that ships does.
 
 pub mod conformance;
 pub mod fixture;

@@ -364,7 +364,7 @@ fn mounts_of_a_striped_cluster_agree_with_the_model_uring() {
     }
 }
 
-/// Alone on its export a mount that caches is as good as a local directory; its kernel checks
+/// Alone on its export a mount that caches is as good as a local directory. Its kernel checks
 /// rights, in the order in which it always does.
 // proves: P4
 #[test]

@@ -32,8 +32,8 @@ fn hold(steps: &[Step]) {
     dray_backends::posix::release().unwrap();
 }
 
-/// The model looked at rename's second path before it checked the right to search the
-/// directory that the first one ends in; Linux walks the first path to its end.
+/// The model looked at rename's second path before it checked the right to search the directory
+/// that the first one ends in. Linux walks the first path to its end.
 #[test]
 fn rename_checks_the_first_parent_before_the_second_path() {
     let (from, to) = (vec![1, 0], vec![2, 0]);
@@ -89,9 +89,9 @@ fn copying_within_a_file_looks_at_the_end_and_at_the_descriptor_first() {
     ]);
 }
 
-/// The target went on copying what it had itself put there: a copy that comes back short is
-/// repeated, since file systems that share blocks copy whole ones first (xfs, btrfs), but only
-/// for what there was when it began.
+/// The target went on copying what it had itself put there. A copy that comes back short is
+/// repeated, since file systems that share blocks copy whole ones first (xfs, btrfs). It is
+/// repeated only for what there was when it began.
 #[test]
 fn copying_a_file_to_its_own_end_ends() {
     let (flags, mode) = (libc::O_RDWR, 0o666);

@@ -34,8 +34,8 @@ fn a_seed_is_one_run() {
     }
 }
 
-/// A lock that was given back, with the answer lost, was claimed again from the next server,
-/// and the client that had it by then lost it.
+/// A lock that was given back, with the answer lost, was claimed again from the next server. The
+/// client that had it by then lost it.
 #[test]
 fn what_was_given_back_is_not_claimed_again() {
     for seed in [729, 10_697, 17_655] {
@@ -43,8 +43,8 @@ fn what_was_given_back_is_not_claimed_again() {
     }
 }
 
-/// The answer to the creation of a file that was answered again was misread where it had a
-/// stamp, so that the file was not opened and could go before its client used it.
+/// The answer to the creation of a file that was answered again was misread where it had a stamp.
+/// So the file was not opened and could go before its client used it.
 #[test]
 fn what_was_opened_twice_over_a_death_is_kept_for_its_client() {
     for seed in [111_752, 118_577] {
@@ -52,7 +52,7 @@ fn what_was_opened_twice_over_a_death_is_kept_for_its_client() {
     }
 }
 
-/// Closes for which there was no place were asked for again and again beside each other, and on each
+/// Closes for which there was no place were asked for again and again beside each other. On each
 /// new connection so many came first that it broke before anything was answered, for ever.
 // proves: P71
 #[test]

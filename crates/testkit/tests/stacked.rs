@@ -1,5 +1,5 @@
-//! A server whose file system is a client of another server, as a forwarder is: what it does for its
-//! clients is done for them, and its death leaves nothing behind.
+//! A server whose file system is a client of another server, as a forwarder is. What it does for
+//! its clients is done for them, and its death leaves nothing behind.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

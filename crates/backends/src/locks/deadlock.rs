@@ -34,8 +34,8 @@ struct Search<'a> {
 }
 
 impl DeadlockGraph {
-    /// Ends the wait of `owner` by `withdraw` if the wait closes a cycle: a holder in its way
-    /// waits, over any number of other owners, for `owner`.
+    /// Ends the wait of `owner` by `withdraw` if the wait closes a cycle. In a cycle a holder in
+    /// its way waits, over any number of other owners, for `owner`.
     pub(super) fn break_at<R>(
         &self,
         (files, owners): (&LockedFiles, &OwnerIndex),

@@ -69,8 +69,9 @@ impl FileLocks {
     }
 
     /// What bars a request of number `before`: a lock held, or, unless its owner has locks, which
-    /// others may be waiting for, an earlier request. One of these rather than a lock: of a thousand
-    /// that wait for one lock those in front then look again when it is given back, not all.
+    /// others may be waiting for, an earlier request. One of these rather than a lock. Of a
+    /// thousand that wait for one lock those in front then look again when it is given back, not
+    /// all.
     pub(super) fn bar(
         &self,
         owner: Owner,

@@ -1,8 +1,8 @@
 //! Whose flock locks were taken through which open file: they end with the last that has them.
 //!
-//! The kernel of a client has one open file for each such owner. A server between can have two for a
-//! while: one that its process before had opened, and one through which the client has claimed the
-//! lock again.
+//! The kernel of a client has one open file for each such owner. A server between can have two for
+//! a while. There is one that its process before had opened, and one through which the client has
+//! claimed the lock again.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

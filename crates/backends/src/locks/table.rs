@@ -194,8 +194,8 @@ impl LockTable {
         }
         let mut gave_back = false;
         if lock.family == LockFamily::Flock {
-            // A change of kind gives the old lock back first, as flock(2) does: two that
-            // hold it shared and both want it alone would wait for each other for ever.
+            // A change of kind gives the old lock back first, as flock(2) does. Two that hold it
+            // shared and both want it alone would wait for each other for ever.
             let held = locks.held.flock_of(owner);
             if held == Some(lock.kind) {
                 return Ok(None);

@@ -13,9 +13,9 @@ pub(super) struct DirSlot {
     pub(super) position: u64,
 }
 
-/// A directory's names. A listing shows the newest first: a name made during a listing
-/// stands before the reader, who therefore comes to an end even if every step makes
-/// another name. Positions are never used again.
+/// A directory's names. A listing shows the newest first. A name made during a listing stands
+/// before the reader, who therefore comes to an end even if every step makes another name.
+/// Positions are never used again.
 #[derive(Clone, Debug)]
 pub(super) struct Directory {
     /// The directory that this one is in.

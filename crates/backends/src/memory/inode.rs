@@ -83,9 +83,8 @@ impl Meta {
         if want & !granted & 0o7 == 0 { Ok(()) } else { Err(Errno::EACCES.into()) }
     }
 
-    /// Clears set-id bits as a change of the content by an unprivileged user does; the
-    /// set-group-id bit stays where it means something else (no group execution) and
-    /// the caller is in the group.
+    /// Clears set-id bits as a change of the content by an unprivileged user does. The set-group-id
+    /// bit stays where it means something else (no group execution) and the caller is in the group.
     pub(super) fn drop_set_id(&mut self, who: &Identity) {
         self.mode &= !libc::S_ISUID;
         if self.mode & libc::S_IXGRP != 0 || !(who.is_root() || who.in_group(self.gid)) {

@@ -50,9 +50,9 @@ pub(super) struct DiskJournal {
     touched: BTreeMap<u64, u64>,
     /// The last record that cut the file or made a hole in it.
     layout: BTreeMap<u64, u64>,
-    /// Chunks written and not synced, each with the record that must be durable before
-    /// its data can be: data written behind a cut are in new blocks, which only the
-    /// cut's record makes part of the file.
+    /// Chunks written and not synced, each with the record that must be durable before its data can
+    /// be. Data written behind a cut are in new blocks, which only the cut's record makes part of
+    /// the file.
     dirty: BTreeMap<u64, BTreeMap<u64, u64>>,
 }
 
@@ -200,9 +200,9 @@ impl DiskJournal {
         }
     }
 
-    /// The power fails: lets unsynced chunks survive where `survives` says so and where
-    /// the records that are durable by now allow it; everything else is lost. Answers the
-    /// files that are there afterwards.
+    /// The power fails: lets unsynced chunks survive where `survives` says so and where the records
+    /// that are durable by now allow it. Everything else is lost. Answers the files that are there
+    /// afterwards.
     pub(super) fn crash(
         &mut self,
         inodes: &BTreeMap<u64, Inode>,

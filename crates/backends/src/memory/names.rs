@@ -72,8 +72,8 @@ impl Store {
         }
     }
 
-    /// Attributes of a new file in `dir`, as inode_init_owner of Linux sets them: a
-    /// set-group-id directory hands on its group, and to directories the bit too.
+    /// Attributes of a new file in `dir`, as inode_init_owner of Linux sets them. A set-group-id
+    /// directory hands on its group, and to directories the bit too.
     pub(super) fn new_meta(&self, cx: &Context, dir: u64, mode: u32) -> Result<Meta> {
         let parent = &self.inode(dir)?.meta;
         let inherits = parent.mode & libc::S_ISGID != 0;

@@ -37,8 +37,9 @@ impl MemoryFile {
         }
     }
 
-    /// Without a pause in time, in which a death of the server would cut it in two: a process that crashes then
-    /// leaves half of it, as on other file systems. Of an append each piece goes where the end is then.
+    /// Without a pause in time, in which a death of the server would cut it in two. A process that
+    /// crashes then leaves half of it, as on other file systems. Of an append each piece goes where
+    /// the end is then.
     pub(super) async fn write_in_pieces(
         &self,
         cx: &Context,

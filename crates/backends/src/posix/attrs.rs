@@ -227,9 +227,9 @@ fn apply(
     Ok(core.stat(fd)?.attr)
 }
 
-/// Whether a change of nothing is chown(2) with both ids -1, which clears set-id bits and
-/// sets the time of change. The client's kernel says no more of it, nor of its own wish to
-/// clear bits before a write by somebody else, who may not do this.
+/// Whether a change of nothing is chown(2) with both ids -1, which clears set-id bits and sets the
+/// time of change. The client's kernel says no more of it, nor of its own wish to clear bits before
+/// a write by somebody else. That user may not do this.
 fn is_chown_to_nobody(caller: &SquashedCaller, fd: BorrowedFd<'_>, set: SetAttr) -> Result<bool> {
     let nothing = set == SetAttr::default();
     Ok(nothing && (caller.who.is_root() || sys::stat(fd)?.attr.uid == caller.who.uid))

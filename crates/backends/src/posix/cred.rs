@@ -96,8 +96,8 @@ pub(crate) fn assume(who: &Identity, umask: Option<u32>) -> Result<()> {
     })
 }
 
-/// Users in more groups than these take a thread a while to become: setgroups(2) sorts them
-/// (`groups_sort` in kernel/groups.c), 6 us for 32 and half a millisecond for 1,024.
+/// Users in more groups than these take a thread a while to become. The kernel sorts them in
+/// setgroups(2) (`groups_sort` in kernel/groups.c), 6 us for 32 and half a millisecond for 1,024.
 const QUICK_GROUPS_MAX: usize = 32;
 
 /// Whether this thread becomes `who` soon, or is `who` already.
@@ -108,9 +108,9 @@ pub(crate) fn is_quick(who: &Identity) -> bool {
 
 /// Runs `call` with the super-user's file system id, then becomes the caller again.
 ///
-/// Only for what says nothing to the caller about files it may not see: opening `O_PATH`
-/// by handle, and opening again what the caller had opened already. Errors: `EPERM` if the
-/// way back is barred; the operation must end then.
+/// Only for what says nothing to the caller about files it may not see. That is opening `O_PATH` by
+/// handle, and opening again what the caller had opened already. Errors: `EPERM` if the way back is
+/// barred; the operation must end then.
 pub(crate) fn as_root<T>(call: impl FnOnce() -> T) -> Result<T> {
     let uid = THREAD.with_borrow(|thread| if thread.known { thread.uid } else { 0 });
     if uid == 0 {

@@ -457,7 +457,7 @@ mod tests {
     use super::*;
 
     /// What came before a place that a disk cannot read was answered alone, and taken for all of
-    /// the file; so was what ended at a page and began within one.
+    /// the file. So was what ended at a page and began within one.
     // proves: P21
     #[test]
     fn what_is_short_is_the_end_of_the_file_and_no_error() {

@@ -77,8 +77,8 @@ impl Core {
         })?;
         let fd = opened.map_err(|errno| match errno {
             // Answers of file systems to a handle that means nothing to them. `ENOMEM` comes where
-            // the inode's number is being given to a new file (`iget_locked` in fs/inode.c has no
-            // answer then, and ext4 and btrfs take that for lack of memory).
+            // the inode's number is being given to a new file. `iget_locked` in fs/inode.c has no
+            // answer then, and ext4 and btrfs take that for lack of memory.
             Errno::ENOENT | Errno::EINVAL | Errno::ENOMEM => stale(),
             errno => errno.into(),
         })?;
@@ -384,8 +384,8 @@ impl Core {
         table.find(id)?.is(&self.lasting(attr)).then_some((id, fd))
     }
 
-    /// To be called after a change of the inode with this id, under [`Core::copying`]: an overlay
-    /// copies what is changed, and the copy has another time of birth, perhaps another number.
+    /// To be called after a change of the inode with this id, under [`Core::copying`]. An overlay
+    /// copies what is changed. The copy has another time of birth, perhaps another number.
     pub(crate) fn changed(&self, id: FileId, fd: BorrowedFd<'_>) {
         if let Ids::Table(table) = &self.ids
             && let Ok(stat) = self.stat(fd)

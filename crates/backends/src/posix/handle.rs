@@ -24,7 +24,7 @@ enum Layout {
     /// ext2, ext3 and ext4: 32-bit number, 32-bit generation.
     Ino32Gen,
     /// XFS: 64-bit number, 32-bit generation. With the option `inode32`, which can be set and taken
-    /// back while it is mounted, its handles are those of ext4; it takes both at any time
+    /// back while it is mounted, its handles are those of ext4. It takes both at any time
     /// (`xfs_fs_fh_to_dentry` in fs/xfs/xfs_export.c).
     Xfs,
     /// tmpfs: 32-bit generation, 64-bit number.

@@ -292,7 +292,7 @@ pub(super) mod tests {
     }
 
     /// An inode that a network file system had given up was used for as long as anybody asked for
-    /// its file, though each lookup had found the new one.
+    /// its file. Yet each lookup had found the new one.
     #[test]
     fn what_was_found_just_now_takes_the_place_of_what_was_there() {
         let cache = InodeCache::new(64, 1000);
@@ -305,8 +305,8 @@ pub(super) mod tests {
         assert_eq!(cache.len(), 2);
     }
 
-    /// Between the two steps of forgetting a file that had lost one of its names it was looked up by
-    /// another one, and nobody knew of that a moment later.
+    /// Between the two steps of forgetting a file that had lost one of its names it was looked up
+    /// by another one. Nobody knew of that a moment later.
     #[test]
     fn what_lost_a_name_gives_way_to_what_is_found_by_another() {
         let (cache, now) = (InodeCache::new(64, 1000), dray_rt::now());

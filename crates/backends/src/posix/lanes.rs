@@ -28,7 +28,7 @@ const SLOW_MIN: Duration = Duration::from_millis(10);
 const SLOW_LASTS: Duration = Duration::from_secs(1);
 
 /// Calls on one file that run at once in a lane where the kernel has them wait for each other
-/// (`inode->i_rwsem`): one that runs, and one that follows.
+/// (`inode->i_rwsem`). There is one that runs, and one that follows.
 const SAME_FILE_MAX: usize = 2;
 
 /// Bytes that the kernel frees in memory within some 200 microseconds.

@@ -83,7 +83,7 @@ pub(crate) struct MountLine {
     pub(crate) kind: String,
     /// The mounted source: a device, `host:/dir`, or a word.
     pub(crate) source: String,
-    /// Those of the file system, such as `rw,user_id=0`.
+    /// The options of the file system, such as `rw,user_id=0`.
     pub(crate) options: String,
 }
 

@@ -62,7 +62,7 @@ fn ended(shared: &SharedPathTable, done: io::Result<()>) {
     }
 }
 
-/// One in the making.
+/// A rewrite in the making.
 struct Rewrite {
     identity: LogIdentity,
     next: NextLog,

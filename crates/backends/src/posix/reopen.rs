@@ -35,7 +35,7 @@ const LASTING: i32 = libc::O_ACCMODE
     | libc::O_DIRECTORY
     | libc::O_NOATIME;
 
-/// Those of them that allow only reading.
+/// The flags among them that allow only reading.
 const READING: i32 = libc::O_SYNC | libc::O_DIRECT;
 
 impl OpenGrant {

@@ -1,4 +1,4 @@
-//! A directory that is about to be exported. It is opened first: what is found out about it is then
+//! A directory that is about to be exported. It is opened first. What is found out about it is then
 //! true of the directory that will be served, whatever is mounted at its path later.
 
 use std::ffi::CString;

@@ -1,9 +1,9 @@
 //! The key that signs ids of files at all servers of one directory.
 //!
-//! Each server of a projection has to understand the ids that another one gave out. The key lies in an
-//! attribute of the directory that they share. The kernel shows `trusted.*` to the super-user alone
-//! (xattr(7)), and the backend shows this one to no client: a client that has it can make up ids of files that
-//! are outside of the export.
+//! Each server of a projection has to understand the ids that another one gave out. The key lies in
+//! an attribute of the directory that they share. The kernel shows `trusted.*` to the super-user
+//! alone (xattr(7)), and the backend shows this one to no client. A client that has it can make up
+//! ids of files that are outside of the export.
 
 use std::os::fd::AsFd;
 

@@ -45,8 +45,8 @@ fn drop_pages(path: &std::path::Path) {
     assert_eq!(error, 0);
 }
 
-/// Else a change could leave a file with the times that it had at an open, and a client that caches it with
-/// the pages of then.
+/// Else a change could leave a file with the times that it had at an open. It could leave a client
+/// that caches it with the pages of then.
 // proves: P7
 #[test]
 fn no_change_gives_a_file_times_before_what_the_clock_shows() {

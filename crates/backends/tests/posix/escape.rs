@@ -52,7 +52,7 @@ fn mounts_below_are_not_entered() {
 }
 
 /// With the same device as the rest, as bind mounts of the same file system have it, and files on
-/// overlays always: a listing showed what the mounted file is like.
+/// overlays always. A listing showed what the mounted file is like.
 // proves: P43
 #[test]
 fn what_is_bound_below_shows_nothing_of_itself() {

@@ -22,7 +22,7 @@ fn names_of_any_bytes_and_the_longest() {
 }
 
 /// What is looked up in a directory from which something was just removed is expected to be
-/// removed, too, and no descriptor is kept for it; nobody may see that.
+/// removed, too. No descriptor is kept for it. Nobody may see that.
 #[test]
 fn lookups_behind_a_removal_answer_what_others_do() {
     on_each(&Kind::ALL, async |kit| {
@@ -215,7 +215,7 @@ fn a_parent_is_found_and_the_root_is_its_own() {
     });
 }
 
-/// Beyond 2048 levels none was found, and each search went up all of them: of a tree of 4000, whose
+/// Beyond 2048 levels none was found, and each search went up all of them. Of a tree of 4000, whose
 /// directories are listed one after the other, that was most of the work.
 // proves: P16
 #[test]
@@ -246,8 +246,8 @@ fn neighbour(cx: &Context) -> Context {
     Context { pid: Pid(cx.pid.0 + 1), ..cx.clone() }
 }
 
-/// Between a lookup and what it was for the name was given to another file, and the caller that had asked
-/// for it got ESTALE: at the second time within a system call so did the program.
+/// Between a lookup and what it was for the name was given to another file, and the caller that had
+/// asked for it got ESTALE. At the second time within a system call so did the program.
 // proves: P33
 #[test]
 fn what_was_looked_up_is_there_for_a_moment_after_it_was_replaced() {
@@ -287,8 +287,8 @@ fn what_was_looked_up_is_there_for_a_moment_after_it_was_replaced() {
     });
 }
 
-/// Of one that lost its names one by one there were two descriptors, each with those who had looked it up
-/// before its name went; the newer one was asked alone.
+/// Of one that lost its names one by one there were two descriptors, each with those who had looked
+/// it up before its name went. The newer one was asked alone.
 // proves: P33
 #[test]
 fn what_lost_several_names_is_there_for_all_who_had_looked_one_up() {

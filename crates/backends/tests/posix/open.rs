@@ -123,7 +123,7 @@ fn twenty_thousand_open_files_on_a_hundred_descriptors() {
     });
 }
 
-/// The kernel tells each descriptor once: the error was lost to a file whose descriptor had been
+/// The kernel tells each descriptor once. The error was lost to a file whose descriptor had been
 /// closed for want of others when the disk failed, or was closed then.
 // proves: P29
 #[test]
@@ -455,7 +455,7 @@ async fn is_read_and_not_changed(kit: &Kit, id: FileId, file: &dyn OpenFile, how
 }
 
 /// After a restart of the server reading a file failed with EROFS, because it had been open for
-/// writing, too, and the file system below had become read-only meanwhile.
+/// writing, too. The file system below had become read-only meanwhile.
 // proves: P90
 #[test]
 fn what_was_open_for_more_is_read_where_nothing_can_be_changed_any_more() {

@@ -38,7 +38,7 @@ fn users_are_who_they_are() {
     });
 }
 
-/// The right to run a program was enough to empty it: what took only that right was opened as the
+/// The right to run a program was enough to empty it. What took only that right was opened as the
 /// server, with all the flags that came along.
 // proves: P48
 #[test]

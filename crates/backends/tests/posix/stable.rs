@@ -129,7 +129,7 @@ fn the_path_table_follows_directories_that_move() {
     });
 }
 
-/// What an overlay copies is of another birth: the file had another id from then on, and a client that
+/// What an overlay copies is of another birth. The file had another id from then on. A client that
 /// opened it next did not meet the locks of those who had it open.
 // proves: P40
 #[test]

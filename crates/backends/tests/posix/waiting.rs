@@ -1,5 +1,5 @@
-//! What waits for a disk waits on no thread that serves others: here on a file system that is
-//! frozen (fsfreeze(8)), where every change waits until it is thawed.
+//! What waits for a disk waits on no thread that serves others. The tests run here on a file system
+//! that is frozen (fsfreeze(8)), where every change waits until it is thawed.
 
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -43,7 +43,7 @@ impl Drop for Frozen {
 }
 
 /// Does `begun` and then `meanwhile` on a thread of an executor, over a file system that is frozen
-/// in between; it is thawed when `meanwhile` has ended, or should have.
+/// in between. It is thawed when `meanwhile` has ended, or should have.
 fn frozen_between<T: Send>(
     disk: &Disk,
     prepare: impl AsyncFn() -> T + Send,
@@ -239,8 +239,8 @@ fn what_waits_for_a_disk_keeps_no_thread_that_serves_others() {
                 let mut changes = begin(&with, &CHANGES);
                 dray_rt::yield_now().await;
                 look(&with).await;
-                // XFS takes what needs no waiting at once, but on a frozen one the kernel waits in any
-                // case: so not as long as others are seen to wait.
+                // XFS takes what needs no waiting at once, but on a frozen one the kernel waits in
+                // any case. So not as long as others are seen to wait.
                 dray_rt::sleep(Duration::from_millis(50)).await;
                 changes.append(&mut begin(&with, &WRITES));
                 dray_rt::yield_now().await;

@@ -17,8 +17,8 @@ use dray_rt::sync::watch;
 use crate::mount::CONNECT_MAX;
 use crate::mount::supervisor::OWN_PROGRAM;
 
-/// A daemon that follows another one serves without a server that does not answer within this
-/// time: calls wait for it, as long as the mount's limit allows.
+/// A daemon that follows another one serves without a server that does not answer within this time.
+/// Calls wait for it, as long as the mount's limit allows.
 const TAKE_OVER_MAX: Duration = Duration::from_secs(1);
 /// Between two attempts of a daemon that follows one that passed on too little.
 const CONNECT_PAUSE: Duration = Duration::from_millis(300);

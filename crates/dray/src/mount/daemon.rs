@@ -128,8 +128,9 @@ pub fn reclaim_entries(at: &Path) -> Result<(), Failure> {
         .doing(|| format!("cannot reclaim the ring entries of {}", at.display()))
 }
 
-/// Has the kernel drop what others have changed, for a daemon that must not wait for that: it writes
-/// to our standard input and reads from our standard error, and the device is our standard output.
+/// Has the kernel drop what others have changed, for a daemon that must not wait for that. The
+/// daemon writes to our standard input and reads from our standard error. The device is our
+/// standard output.
 pub fn invalidate() -> Result<(), Failure> {
     signals::name_process(c"dray-invalidate");
     dray_fuse::invalidate_nodes(io::stdout().as_fd(), io::stdin(), io::stderr())
@@ -160,10 +161,10 @@ async fn heed_supervisor(control: UnixStream) -> io::Result<()> {
         let read = source.io(Interest::Read, |_| (&control).read(&mut word)).await?;
         match (read, word[0]) {
             (0, _) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            // At once, as if killed: whatever is under way is asked for again by the
-            // kernel, and is known by its number in the memory that stays. Taking down the
-            // stack in good order would give back replay slots that must stay taken.
-            // SAFETY: ends the process; nothing is run after it.
+            // At once, as if killed. Whatever is under way is asked for again by the kernel, and is
+            // known by its number in the memory that stays. Taking down the stack in good order
+            // would give back replay slots that must stay taken. SAFETY: ends the process; nothing
+            // is run after it.
             (_, STOP) => unsafe { libc::_exit(HANDED_OVER) },
             _ => {} // of a later version
         }

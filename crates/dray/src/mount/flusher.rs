@@ -27,9 +27,10 @@ pub fn is_declared() -> bool {
     DECLARED.load(Ordering::Relaxed)
 }
 
-/// How many bytes of memory this process may have together with the others of its memory control group,
-/// or of one around it; none: as many as the machine has. In groups of version 2 nobody waits for files that
-/// are being written (`writeback_throttling_sane` in mm/vmscan.c): their limits do not count.
+/// How many bytes of memory this process may have together with the others of its memory control
+/// group, or of one around it. None: as many as the machine has. In groups of version 2 nobody
+/// waits for files that are being written (`writeback_throttling_sane` in mm/vmscan.c): their
+/// limits do not count.
 pub fn group_limit_bytes() -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let limit_of = |dir: &Path| {

@@ -291,9 +291,9 @@ impl Mount {
         dray_fuse::mount(at, &options).doing(what)
     }
 
-    /// Serves the mount behind `device`. `memory` makes the memory of the session, once for
-    /// each attempt to connect; `wait` is what to do between two attempts, none to try once;
-    /// `replaceable`: another program goes on if this one cannot; `wishes` are for what others have
+    /// Serves the mount behind `device`. `memory` makes the memory of the session, once for each
+    /// attempt to connect. `wait` is what to do between two attempts, none to try once.
+    /// `replaceable`: another program goes on if this one cannot. `wishes` are for what others have
     /// to do.
     pub fn serve(
         self,

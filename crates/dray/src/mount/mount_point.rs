@@ -50,7 +50,7 @@ fn taken(path: &Path) -> Failure {
     ))
 }
 
-/// The right to mount at `at`, until it is dropped: of several that find the place free at the same
+/// The right to mount at `at`, until it is dropped. Of several that find the place free at the same
 /// moment only one may mount there. It is a lock on the directory itself, which is the same for
 /// every user and whatever run directory they have. Errors: there is a mount of dray by now.
 pub(super) fn lock_for_mounting(at: &Path) -> Result<Option<File>, Failure> {

@@ -22,7 +22,7 @@ pub struct MountEntry {
     pub source: String,
     /// The kernel's number of the connection, which is the minor number of the device.
     pub connection: u32,
-    /// Who mounted it.
+    /// The user who mounted it.
     pub user: u32,
     /// The kernel checks permissions.
     pub checks: bool,

@@ -137,8 +137,8 @@ pub const OFFERED: [&str; 28] = [
     "_netdev",
 ];
 
-/// Options for mount(8), systemd or the kernel's own defaults, which change nothing here; and
-/// what earlier versions had, with which their mounts are upgraded in place.
+/// Options for mount(8), systemd or the kernel's own defaults, which change nothing here. Also
+/// options of earlier versions, with which their mounts are upgraded in place.
 const IGNORED: [&str; 28] = [
     "job_ids",
     "nojob_ids",

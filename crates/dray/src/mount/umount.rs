@@ -10,13 +10,13 @@ use crate::mount::mount_table;
 use crate::mount::supervisor;
 use crate::{output, paths};
 
-/// How long unmounting waits for the daemon to sync what it has, to take leave of the server and
-/// to end: the next stop of the server finds no client, and no grace period follows. A
-/// server that does not answer holds nobody up longer.
+/// How long unmounting waits for the daemon to sync what it has, to take leave of the server and to
+/// end. The next stop of the server finds no client, and no grace period follows. A server that
+/// does not answer holds nobody up longer.
 const FAREWELL_MAX: Duration = Duration::from_secs(5);
 
-/// How long a mount that is in use is tried again: our own process that sets the queues of a ring
-/// going uses it for a moment, and so do programs that look at each new mount.
+/// How long a mount that is in use is tried again. Our own process that sets the queues of a ring
+/// going uses it for a moment. So do programs that look at each new mount.
 const BUSY_MAX: Duration = Duration::from_secs(1);
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 

@@ -69,7 +69,7 @@ pub struct ExportTable {
     read_ahead: Option<String>,
     merge_writes: Option<String>,
     backend: Option<String>,
-    /// Those of its backend's own.
+    /// The options of its backend's own.
     #[serde(skip)]
     own: BackendOptions,
 }
@@ -302,7 +302,7 @@ fn check_keys(
     Err(format!("{line}unknown key `{key}` in {place}{hint}"))
 }
 
-/// Where a key is known that stands where it is not: in TOML what follows a table's head is the
+/// Where a key is known that stands where it is not. In TOML what follows a table's head is the
 /// table's, though it was meant for the whole.
 fn place_of(key: &str) -> Option<&'static str> {
     match key {

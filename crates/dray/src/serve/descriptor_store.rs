@@ -374,8 +374,8 @@ mod tests {
         assert_eq!(heard, [OP_HOLD, OP_RELEASE]);
     }
 
-    /// A look at a deleted file, by a client that had it open and opens it no more, kept it and
-    /// its space until the next start of the server.
+    /// A client that had a deleted file open, and opens it no more, looked at it. That kept the
+    /// file and its space until the next start of the server.
     #[test]
     fn what_was_only_looked_at_is_let_go_and_what_was_opened_stays() {
         let (near, far) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None).unwrap();

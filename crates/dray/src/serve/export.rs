@@ -26,7 +26,7 @@ pub struct ExportPlan {
     pub dir: PathBuf,
     /// Changes are refused.
     pub read_only: bool,
-    /// Whose identity is replaced.
+    /// The users whose identity is replaced.
     pub squash: Squash,
     /// The clients that may use it; empty: all.
     pub allow: Vec<Allow>,
@@ -226,7 +226,7 @@ pub fn squash_of(word: &str, uid: Uid, gid: Gid) -> Result<Squash, String> {
     }
 }
 
-/// That `id`, the value of `key`, can be somebody's: the last number stands for nobody in system
+/// That `id`, the value of `key`, can be somebody's. The last number stands for nobody in system
 /// calls, and all that such a user did would fail.
 pub fn check_id(key: &str, id: u32) -> Result<(), String> {
     match id {

@@ -94,7 +94,7 @@ pub struct StartState {
 }
 
 impl ExportState {
-    /// One that is about to be opened.
+    /// The state of an export that is about to be opened.
     pub fn new(plan: &ExportPlan) -> ExportState {
         ExportState {
             name: plan.name.clone(),

@@ -85,7 +85,8 @@ fn whole(named: &Path) -> String {
 }
 
 impl FsIdentities {
-    /// Those that are kept in `dir`. Errors: they cannot be read, or are of a newer version.
+    /// The identities that are kept in `dir`. Errors: they cannot be read, or are of a newer
+    /// version.
     pub fn read(dir: &Path) -> Result<FsIdentities, Failure> {
         let path = dir.join(FILE_NAME);
         let shown = path.display();

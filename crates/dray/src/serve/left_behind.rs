@@ -3,8 +3,8 @@
 //! Such a thread makes its change when the file system goes on. The export's interrupted changes can be
 //! settled only after that.
 //!
-//! A file in the state directory has a line for each export of each such process: the machine's
-//! boot id, process, time of its start, export.
+//! A file in the state directory has a line for each export of each such process. The line has the
+//! machine's boot id, process, time of its start, export.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};

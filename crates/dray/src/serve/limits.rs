@@ -1,7 +1,8 @@
 //! Resource limits of the server process (setrlimit(2)) that its clients would use up.
 
-/// Lifts those whose end is the server's: clients decide how much time it takes, and the kernel kills
-/// a process that has used up the hard limit. Says which of them, or a limit on what it writes, is there to stay.
+/// Lifts those whose end is the server's. Clients decide how much time it takes. The kernel kills a
+/// process that has used up the hard limit. Says which of them, or a limit on what it writes, is
+/// there to stay.
 pub fn begin() {
     for (limit, name) in [
         (libc::RLIMIT_CPU, "CPU time (LimitCPU, ulimit -t)"),

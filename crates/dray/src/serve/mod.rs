@@ -271,8 +271,8 @@ fn openings(
     plan.exports.iter().zip(exports).map(opening).collect()
 }
 
-/// Who keeps deleted files over our death. Without him they end with us, which is no
-/// reason not to serve.
+/// The descriptor store, which keeps deleted files over our death. Without it they end with us,
+/// which is no reason not to serve.
 fn start_descriptor_store(state: &Path) -> Option<Arc<DescriptorStoreClient>> {
     match DescriptorStoreClient::start(state) {
         Ok(descriptor_store) => Some(Arc::new(descriptor_store)),

@@ -36,7 +36,7 @@ const FORMER_LOOK: Duration = Duration::from_millis(100);
 /// An export that could not be opened later than that is tried again after this time.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// One that is held back looks so often whether what it waits for is there.
+/// How often an export that is held back looks whether what it waits for is there.
 const HELD_AGAIN: Duration = Duration::from_millis(500);
 
 /// Calls that are still in what an export was on are reported when they have lasted so long.
@@ -177,8 +177,8 @@ impl ExportOpener {
         opened.map_err(|ExportLost| self.died())
     }
 
-    /// Takes the export away from its clients, as if the server had died, and opens it again once it
-    /// may be: at once, if what it was made on is still there.
+    /// Takes the export away from its clients, as if the server had died, and opens it again once
+    /// it may be. That is at once, if what it was made on is still there.
     pub fn withdraw(self: &Arc<Self>) -> Result<(), Failure> {
         let opening = self.clone();
         let name = "dray-open".into();
@@ -303,7 +303,7 @@ impl ExportOpener {
         Ok(layer.map_or(fs, |layer: Arc<Aggregate>| layer))
     }
 
-    /// Who looks on at the calls to the export: a line for each.
+    /// The observers of calls to the export: a line for each.
     fn observers(&self) -> Vec<Arc<dyn Observer>> {
         if !self.faults.is_empty() {
             log::warn!("export `{}` fails on purpose: `faults` is on", self.plan.name);
@@ -329,7 +329,8 @@ impl ExportOpener {
         self.with_state(|state| state.dir().join(format!("paths-{}", self.plan.name)))
     }
 
-    /// Who the export of what was found is, which is the same as long as it is on what it was made on.
+    /// The identity of the export of what was found. It is the same as long as the export is on
+    /// what it was made on.
     fn identity(&self, found: &dyn FoundBackend) -> Result<ExportIdentity, OpenFailure> {
         let Some(found_on) = found.identity() else { return Ok(ExportIdentity::random()) };
         let dir = found.dir();

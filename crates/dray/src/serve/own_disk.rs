@@ -48,7 +48,8 @@ pub fn prepare(dir: &Path, projection: &ServedProjection, squash: Squash) -> Res
     check_directories(dir, projection, squash)
 }
 
-/// Whose disk is at `dir`, and how the data on it were placed. Errors: a sentence without its end.
+/// The owner of the disk at `dir`, and how the data on it were placed. Errors: a sentence without
+/// its end.
 pub fn read(dir: &Path) -> Result<(String, Definition), String> {
     let path = dir.join(FILE_NAME);
     let of = |what: String| format!("{}: {what}", path.display());

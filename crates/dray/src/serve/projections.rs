@@ -47,7 +47,7 @@ impl ServedProjection {
     }
 }
 
-/// Who a server is among those of a projection.
+/// The names of a server among those of a projection.
 #[derive(Clone, Copy)]
 pub struct ServerNames<'a> {
     /// As the administrator says.
@@ -145,8 +145,8 @@ fn export_of(definition: &Definition, position: usize) -> Result<ExportPlan, Str
     Ok(plan)
 }
 
-/// What a path of servers with their own disks has in place of the number of the server, from 1 on: several
-/// of them may be on one machine.
+/// What a path of servers with their own disks has in place of the number of the server, from 1 on.
+/// Several of them may be on one machine.
 const SERVER_NUMBER: &str = "%n";
 
 fn directory_of(definition: &Definition, position: usize) -> PathBuf {

@@ -52,7 +52,7 @@ struct KnownExport {
     key: String,
 }
 
-/// Who an export is.
+/// The identity of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExportIdentity {
     /// Makes its file ids unique.
@@ -129,7 +129,7 @@ impl StateDir {
         fs::canonicalize(&self.dir).is_ok_and(|own| own.starts_with(dir))
     }
 
-    /// Who its exports are.
+    /// The identities of its exports.
     pub fn exports(&self) -> Arc<ExportRegistry> {
         self.exports.clone()
     }
@@ -154,7 +154,8 @@ pub fn known_dirs(state: &Path) -> Vec<String> {
 
 impl ExportRegistry {
     /// Takes over who the exports of these directories are from another state directory, which its
-    /// server goes on to use: for those that are not known here. Errors: it cannot be written.
+    /// server goes on to use. Only exports that are not known here are taken over. Errors: it
+    /// cannot be written.
     pub fn take_over(&self, other: &Path, dirs: &[String]) -> Result<(), Failure> {
         let mut written = lock(&self.written);
         let mut all = lock(&self.known).clone();
@@ -170,9 +171,9 @@ impl ExportRegistry {
         Ok(())
     }
 
-    /// The identity of the export of `dir`, new if it was never exported; it is the same
-    /// under every name, so that renaming an export does not turn files into others. Exports that
-    /// are opened at once are written at once. Errors: it cannot be written, and must not be used.
+    /// The identity of the export of `dir`, new if it was never exported. It is the same under
+    /// every name, so that renaming an export does not turn files into others. Exports that are
+    /// opened at once are written at once. Errors: it cannot be written, and must not be used.
     pub fn identity(&self, dir: &Path) -> Result<ExportIdentity, Failure> {
         let dir = escaped(dir);
         let (known, count) = {

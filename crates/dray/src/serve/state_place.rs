@@ -23,8 +23,8 @@ const SERVERS_MAX: usize = 64;
 /// Directories that are looked at. Earlier versions made one for each address.
 const LOOKED_AT_MAX: usize = 1000;
 
-/// How long the file system of an export may take to say what a directory is called without links;
-/// without that it goes by the name that it was given.
+/// How long the file system of an export may take to say what a directory is called without links.
+/// Without an answer the directory goes by the name that it was given.
 const ANSWER_MAX: Duration = Duration::from_millis(500);
 
 /// A state directory that knows some of a server's exports.
@@ -83,8 +83,8 @@ fn wanted(exports: &[ExportPlan]) -> Vec<Wanted> {
     exports.zip(plain).map(one).collect()
 }
 
-/// Those below `base`, and `base` itself, that know any of the wanted exports: the one that knows most
-/// first, then the one that was used last.
+/// Those below `base`, and `base` itself, that know any of the wanted exports. The one that knows
+/// most comes first, then the one that was used last.
 fn candidates(base: &Path, wanted: &[Wanted]) -> Vec<Candidate> {
     let entries = std::fs::read_dir(base).into_iter().flatten().flatten();
     let below = entries.map(|entry| entry.path()).take(LOOKED_AT_MAX);
@@ -167,8 +167,8 @@ fn new(base: &Path) -> Result<StateDir, Failure> {
     )))
 }
 
-/// Whether clients may come back to it. Who has mounted and is away for longer than a lease has none,
-/// and needs no more than that it is still known there which export is which.
+/// Whether clients may come back to it. A client that has mounted and is away for longer than a
+/// lease has none. It needs no more than that it is still known there which export is which.
 fn has_sessions(dir: &Path) -> bool {
     std::fs::read_dir(dir.join("sessions")).is_ok_and(|mut sessions| sessions.next().is_some())
 }

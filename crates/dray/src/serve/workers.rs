@@ -1,10 +1,10 @@
 //! The threads that serve connections: each export has its own, one executor each, at
 //! home on its CPU.
 //!
-//! Calls to local file systems are made by the thread that reads the connection, so a
-//! file system that hangs stops its thread, and all connections of that thread. They are
-//! all of the same export (docs/adr/0011-hanging-file-systems.md). Threads start with the
-//! first connection that needs them.
+//! Calls to local file systems are made by the thread that reads the connection, so a file system
+//! that hangs stops its thread. All connections of that thread stop with it. They are all of the
+//! same export (docs/adr/0011-hanging-file-systems.md). Threads start with the first connection
+//! that needs them.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -94,8 +94,9 @@ impl Workers {
         self.each
     }
 
-    /// Serves a connection that was let in, on a thread of the export that its client greets
-    /// with; a client that names no export of this server is refused here. A task of the calling executor.
+    /// Serves a connection that was let in, on a thread of the export that its client greets with.
+    /// A client that names no export of this server is refused here. A task of the calling
+    /// executor.
     pub async fn serve(&self, server: &Server, incoming: Box<dyn Incoming>, admission: Admission) {
         let peer = incoming.peer();
         let greeting = dray_rt::timeout(GREETING_MAX, incoming.first_head()).await;

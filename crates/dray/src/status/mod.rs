@@ -142,8 +142,8 @@ fn of_url(text: &str) -> Result<Reports, Failure> {
     )
 }
 
-/// Those of all reports that are wanted; else an error that says that `none` of them is, and who
-/// gave no answer, since it may be one of them.
+/// Those of all reports that are wanted; else an error that says that `none` of them is. The error
+/// also says who gave no answer, since it may be one of them.
 fn wanted(
     is_wanted: impl Fn(&Value) -> bool,
     none: impl FnOnce(&Reports) -> Failure,

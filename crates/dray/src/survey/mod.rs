@@ -1,5 +1,5 @@
-//! `dray survey`: where the time goes. Four cuts through the same path, each longer than
-//! the one before: the transport alone, the transport with a backend that does nothing, the
+//! `dray survey`: where the time goes. Four cuts through the same path, each longer than the one
+//! before. They are the transport alone, the transport with a backend that does nothing, the
 //! backend alone, everything.
 
 mod cpu;

@@ -30,8 +30,8 @@ pub fn value(text: &str, begin: &str) -> f64 {
     line.rsplit_once(' ').unwrap().1.parse().unwrap()
 }
 
-/// Every sample belongs to the head before it, every metric has one head, no sample comes
-/// twice, every value is a number, counters and they alone are called so.
+/// Every sample belongs to the head before it. Every metric has one head. No sample comes twice.
+/// Every value is a number, counters and they alone are called so.
 pub fn check(text: &str) {
     let (mut current, mut heads, mut samples) = ("", BTreeSet::new(), BTreeSet::new());
     for line in text.lines() {

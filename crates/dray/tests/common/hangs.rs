@@ -30,8 +30,8 @@ pub fn use_mount(at: &Path) {
             File::open(dir.join("f")).unwrap().sync_all().unwrap(); // the disk may be others'
         }
         assert_eq!(fs::read(dir.join("f")).unwrap(), data);
-        // The kernel tells a program below of a close without waiting for it, and one that hears of
-        // the removal first keeps the file under another name for that long.
+        // The kernel tells a program below of a close without waiting for it. A program that hears
+        // of the removal first keeps the file under another name for that long.
         wait_for("what was just closed to go", || match fs::remove_dir_all(&dir) {
             Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => false,
             gone => gone.map(|()| true).unwrap(),

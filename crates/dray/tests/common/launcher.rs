@@ -2,8 +2,8 @@
 //!
 //! exec(2) closes inherited files before the new program runs, and closing a file of a mount can
 //! wait for the mount's server. A test that started its server itself would wait for the server
-//! that it is about to start, and so would two tests in one process for each other's. Hence a shell
-//! is started before anything is mounted, and everything is started by it.
+//! that it is about to start. So would two tests in one process for each other's. Hence a shell is
+//! started before anything is mounted, and everything is started by it.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};

@@ -109,7 +109,7 @@ impl Rig {
         text
     }
 
-    /// Copies a program that will be run. Not by ourselves: children that other tests are just
+    /// Copies a program that will be run. Not by ourselves. Children that other tests are just
     /// starting would inherit what we write to, and what is open for writing is not run (ETXTBSY).
     pub fn copy_program(&self, from: &Path, to: &Path) {
         let mut copy = Command::new("cp");
@@ -359,8 +359,8 @@ pub fn two_mounts(options: &str) -> (Rig, PathBuf, PathBuf) {
     (rig, one, other)
 }
 
-/// What the launcher's shell says of an end: a process that ends with 128 and a number looks
-/// to it like one that the signal of that number has ended.
+/// What the launcher's shell says of an end. A process that ends with 128 and a number looks to it
+/// like one that the signal of that number has ended.
 pub fn exit_code(status: std::process::ExitStatus) -> i32 {
     use std::os::unix::process::ExitStatusExt;
     status.code().or(status.signal().map(|signal| 128 + signal)).unwrap()

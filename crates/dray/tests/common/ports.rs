@@ -4,7 +4,7 @@ use std::net::{Ipv6Addr, TcpListener};
 use std::sync::atomic::{AtomicU16, Ordering};
 
 /// Below those that the kernel gives to a process that asks for any
-/// (`net.ipv4.ip_local_port_range`, from 32768 on): no connection and no other server of a test
+/// (`net.ipv4.ip_local_port_range`, from 32768 on). No connection and no other server of a test
 /// takes one of these between our look and its use.
 const FIRST: u16 = 20_000;
 const COUNT: u16 = 12_000;

@@ -50,7 +50,7 @@ pub(super) struct FrameInbox {
     cut: bool,
     /// The receiver has ended it.
     over: bool,
-    /// Who waits for a frame, or for the end.
+    /// The waker of the task that waits for a frame, or for the end.
     pub(super) waker: Option<Waker>,
     /// Memory of heads that have been received.
     spare: Vec<Vec<u8>>,

@@ -1,8 +1,8 @@
 //! Memory that somebody has elsewhere, and that counts as lent all the same.
 //!
-//! What a server keeps for a client besides data (heads of messages, pages of listings, callers) is
-//! taken from the heap in whatever size it has. It is counted here, so that all of it together stays
-//! within the pool's bound, and each user within its share.
+//! A server keeps other things for a client besides data: heads of messages, pages of listings,
+//! callers. These are taken from the heap in whatever size they have. It is counted here, so that
+//! all of it together stays within the pool's bound, and each user within its share.
 
 use std::ptr::NonNull;
 use std::sync::Arc;

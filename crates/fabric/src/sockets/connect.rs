@@ -69,8 +69,8 @@ async fn connect_shared(to: &Address, from: ConnectFrom) -> io::Result<Arc<dyn C
     Ok(Arc::new(connect_from(to, from).await?))
 }
 
-/// Connects to `address`, on this thread's executor; of a name's addresses to the one that
-/// answers first, if those in front of it do not answer soon. Errors: those of the name's
+/// Connects to `address`, on this thread's executor. Of a name's addresses it connects to the one
+/// that answers first, if those in front of it do not answer soon. Errors: those of the name's
 /// resolution and of connect(2); the last one if a name has several addresses.
 pub(super) async fn connect_from(
     address: &Address,

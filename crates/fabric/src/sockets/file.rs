@@ -22,7 +22,7 @@ pub(crate) fn unix_name(path: &Path) -> io::Result<SockAddr> {
     SockAddr::unix(path).map_err(|_| io::Error::from_raw_os_error(libc::ENAMETOOLONG))
 }
 
-/// Sockets of a directory are looked at and made by one server after the other: of two that find
+/// Sockets of a directory are looked at and made by one server after the other. Of two that find
 /// the one that a third has left, the second would remove that of the first. None where there are
 /// no such locks. Errors: those of open(2), or somebody else keeps the directory locked.
 pub(crate) async fn lock_directory(path: &Path) -> io::Result<Option<File>> {

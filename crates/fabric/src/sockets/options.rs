@@ -39,8 +39,9 @@ fn keepalive(after: Duration, every: Duration) -> TcpKeepalive {
     TcpKeepalive::new().with_time(after).with_interval(every).with_retries(KEEPALIVE_TRIES)
 }
 
-/// Has a connection over TCP end `within` so long of the last sign of the other end, where that
-/// is sooner than otherwise; in whole seconds, and 4 at least. Errors: those of setsockopt(2).
+/// Has a connection over TCP end `within` so long of the last sign of the other end, where that is
+/// sooner than otherwise. The time is in whole seconds, and 4 at least. Errors: those of
+/// setsockopt(2).
 pub(crate) fn notice_loss(socket: &impl AsFd, within: Duration) -> io::Result<()> {
     if within >= KEEPALIVE_AFTER + KEEPALIVE_EVERY * KEEPALIVE_TRIES {
         return Ok(());
@@ -61,7 +62,7 @@ pub(crate) fn calm(socket: &Socket, ip: IpAddr) {
     }
 }
 
-/// Who was at the other end of a Unix socket when it connected, as this process's user namespace
+/// The peer at the other end of a Unix socket when it connected, as this process's user namespace
 /// numbers users (`SO_PEERCRED`, unix(7)). Errors: those of getsockopt(2).
 pub(crate) fn local_peer(socket: &Socket) -> io::Result<Peer> {
     let mut who = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: libc::gid_t::MAX };

@@ -1,14 +1,15 @@
 //! Content that stays in pages of the kernel on its way from a socket into a file.
 //!
-//! A pipe holds references to pages, not bytes: what is spliced from a socket into it and out of it
-//! into a file is copied once, into the page cache, instead of twice
-//! (docs/adr/0015-large-transfers.md). Nothing is moved on before all of it is here, so that a
-//! change is made at once, or not at all if its connection breaks.
+//! A pipe holds references to pages, not bytes. What is spliced from a socket into it and out of it
+//! into a file is copied once, into the page cache. Otherwise it is copied twice
+//! (docs/adr/0015-large-transfers.md). Nothing is moved on before all of it is here. So a change is
+//! made at once, or not at all if its connection breaks.
 //!
 //! Such content has memory, too, for code that looks at it. So what it takes of pools is as if it
-//! had been copied there, and the pages come on top for a while: as much again where they are
-//! full, as a sender on this machine fills them; at worst 8 MiB, if each of the 256 pieces that a
-//! pipe has room for keeps 32 KiB of a sender's. When a pipe is full early its content is copied.
+//! had been copied there, and the pages come on top for a while. They are as much again where they
+//! are full, as a sender on this machine fills them. They are at worst 8 MiB, if each of the 256
+//! pieces that a pipe has room for keeps 32 KiB of a sender's. When a pipe is full early its
+//! content is copied.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, RawFd};

@@ -1,9 +1,9 @@
 //! Connections from ports that ordinary users may not use.
 //!
 //! A server that asks for no key takes such a port as a sign that the client's machine vouches for
-//! who calls, as NFS servers do. bindresvport(3) would do for a few connections of one machine: it
-//! keeps a port from every other connection, and gives up where the ports are in use for another
-//! server.
+//! who calls, as NFS servers do. The call bindresvport(3) would do for a few connections of one
+//! machine. It keeps a port from every other connection, and gives up where the ports are in use
+//! for another server.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -20,7 +20,7 @@ const FIRST: u16 = 512;
 /// server. Each is tried once.
 const COUNT: u16 = RESERVED_PORTS_END - FIRST;
 
-/// Begins to connect to `to` from a reserved port; none if this process may not have one, or all of
+/// Begins to connect to `to` from a reserved port. None if this process may not have one, or all of
 /// them are in use for that address. Errors: those of socket(2) and of connect(2).
 pub(crate) fn begin_from_reserved(to: SocketAddr) -> io::Result<Option<ConnectAttempt>> {
     let first = (dray_rt::random_u64() % u64::from(COUNT)) as u16;
@@ -45,8 +45,8 @@ fn begin_from(port: u16, to: SocketAddr) -> io::Result<ConnectAttempt> {
     };
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
     prepare(&socket, Peer::Ip(to))?;
-    // One port is good for connections to several servers, and a service that is started later does
-    // not find the port that it listens at taken by us.
+    // One port is good for connections to several servers. A service that is started later does not
+    // find the port that it listens at taken by us.
     socket.set_reuse_address(true)?;
     socket.bind(&SocketAddr::new(any, port).into())?;
     begin(socket, &to.into())

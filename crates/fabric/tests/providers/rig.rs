@@ -103,8 +103,8 @@ impl Provider {
         }
     }
 
-    /// Frames on a simulated network come by themselves: it has no end that stops reading, and
-    /// holds memory for as long as they are on their way.
+    /// Frames on a simulated network come by themselves. The network has no end that stops reading,
+    /// and holds memory for as long as they are on their way.
     pub fn can_stall(&self) -> bool {
         self.kind != Kind::Sim
     }

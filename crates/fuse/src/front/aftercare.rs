@@ -18,7 +18,7 @@ const KILL_LOOK_TIME: Duration = Duration::from_millis(100);
 const ROUND_TIME: Duration = Duration::from_secs(1);
 const ROUND_TIME_EACH: Duration = Duration::from_millis(1);
 /// A caller that cannot be seen, and has been signalled or closes a file, is let go after this
-/// time: nobody knows whether it is being killed, and it could not be got rid of.
+/// time. Nobody knows whether it is being killed, and it could not be got rid of.
 pub(crate) const UNSEEN_MAX: Duration = Duration::from_secs(10);
 
 impl Worker {

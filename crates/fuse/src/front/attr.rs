@@ -49,9 +49,10 @@ impl Worker {
         KernelAnswer::Small(reply::attr(attr, self.shared.mode.attributes(attr)))
     }
 
-    /// What the kernel takes for attributes of `node`. Others would have it take the inode for bad, for
-    /// as long as it knows it (`fuse_make_bad` in fs/fuse/dir.c): the whole mount, if that is the root.
-    /// A file of another type is another file, where numbers are used again; or the server is broken.
+    /// What the kernel takes for attributes of `node`. Others would have it take the inode for bad,
+    /// for as long as it knows it (`fuse_make_bad` in fs/fuse/dir.c). That is the whole mount, if
+    /// the inode is the root. A file of another type is another file, where numbers are used again;
+    /// or the server is broken.
     pub(super) fn believable(&self, node: u64, attr: Attr) -> Result<Attr> {
         let kind = FileType::from_mode(attr.mode);
         if kind.is_none() || i64::try_from(attr.size).is_err() {

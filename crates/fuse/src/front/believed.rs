@@ -75,8 +75,8 @@ impl Worker {
         opened
     }
 
-    /// What else is ESTALE within open(2) sends it back as well: its rights to a file that others have
-    /// removed are looked at first, where the kernel does not know them any more.
+    /// What else is ESTALE within open(2) sends it back as well. Its rights to a file that others
+    /// have removed are looked at first, where the kernel does not know them any more.
     pub(super) async fn note_sent_back(&self, cx: &Context, error: &Error) {
         let stale = error.errno() == Errno::ESTALE && self.shared.mode.names_may_change();
         if !stale || cx.pid == Pid(0) || self.shared.stale_retries.knows(cx.pid, cx.origin.request)

@@ -1,6 +1,5 @@
-//! How long the kernel may believe an answer: as long as the answer says, and where it says nothing, as
-//! long as the mount's mode of consistency has it. Nothing else in the front end looks at the mode for
-//! that.
+//! How long the kernel may believe an answer. The answer says it. Where it says nothing, the
+//! mount's mode of consistency decides. Nothing else in the front end looks at the mode for that.
 
 use std::time::Duration;
 
@@ -23,7 +22,7 @@ pub(crate) struct CacheMode {
 /// What a mode makes of names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Names {
-    /// Each is looked up each time it is used, whatever an answer says: the server checks
+    /// Each is looked up each time it is used, whatever an answer says. The server checks
     /// permissions, and has to see each component of a path.
     Asked,
     /// Each is believed as long as the answer says, and may lead elsewhere at the server meanwhile.

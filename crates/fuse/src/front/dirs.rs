@@ -19,8 +19,8 @@ use crate::transport::KernelAnswer;
 
 /// Bytes of names and records asked for at a time, by who reads on.
 const PAGE_BYTES: usize = 128 << 10;
-/// Kernels that ask for no more than this pass on less than they were given, if the program
-/// has less room, and ask for the rest again. Newer ones ask for what there is room for
+/// Kernels that ask for no more than this pass on less than they were given, if the program has
+/// less room. They ask for the rest again. Newer ones ask for what there is room for
 /// (`fuse_readdir_uncached` in fs/fuse/readdir.c).
 const KERNEL_PAGE_BYTES: usize = 4096;
 /// Largest answer to one request of the kernel.
@@ -46,9 +46,9 @@ pub(crate) struct Listing {
 }
 
 impl Listing {
-    /// The index of the entry at position `cookie`, if it comes behind the last answer, or is
-    /// in what the kernel may not have passed on of an answer of `size` bytes. Who goes back
-    /// further asks for the directory as it is now.
+    /// The index of the entry at position `cookie`, if it comes behind the last answer. The entry
+    /// may also be in what the kernel may not have passed on of an answer of `size` bytes. Who goes
+    /// back further asks for the directory as it is now.
     fn find(&self, cookie: u64, size: usize) -> Option<usize> {
         let from = self.from?;
         let before = |index: usize| match index.checked_sub(1) {
@@ -60,8 +60,8 @@ impl Listing {
     }
 
     /// How large a page to ask for at position `cookie`, for an answer of `size` bytes. Who has
-    /// gone elsewhere (seekdir) may do so again behind the next name, and then all that was read
-    /// ahead would be for nothing, each time.
+    /// gone elsewhere (seekdir) may do so again behind the next name. Then all that was read ahead
+    /// would be for nothing, each time.
     fn page_bytes(&self, cookie: u64, size: usize) -> usize {
         match self.from.is_none() || self.find(cookie, size).is_some() {
             true => PAGE_BYTES,

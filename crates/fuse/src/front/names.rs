@@ -82,10 +82,10 @@ impl Worker {
         }
     }
 
-    /// FIFOs, sockets and devices are opened by the client's kernel alone, which does not look
-    /// at their modes unless it was asked to check permissions (`fuse_permission`,
-    /// fs/fuse/dir.c). So it is asked here, where the path is walked, whether the caller may.
-    /// Anything else is not barred: the server hears of its opening.
+    /// FIFOs, sockets and devices are opened by the client's kernel alone. It does not look at
+    /// their modes unless it was asked to check permissions (`fuse_permission`, fs/fuse/dir.c). So
+    /// it is asked here, where the path is walked, whether the caller may. Anything else is not
+    /// barred: the server hears of its opening.
     pub(super) async fn may_be_opened(&self, cx: &Context, entry: &Entry) -> Result<bool> {
         if self.shared.options.kernel_checks_permissions() {
             return Ok(true);
@@ -107,8 +107,8 @@ impl Worker {
         Ok(false)
     }
 
-    /// What the caller sees of a special file that it may not open: the same attributes on an
-    /// inode of its own, behind which is nothing: no device, no listener, nobody's FIFO.
+    /// What the caller sees of a special file that it may not open. It sees the same attributes on
+    /// an inode of its own, behind which is nothing: no device, no listener, nobody's FIFO.
     fn barred_answer(&self, mut entry: Entry) -> Result<KernelAnswer> {
         entry.attr.rdev = 0;
         let node = self.shared.nodes.remember_apart(entry.id)?;

@@ -21,8 +21,8 @@ use crate::state::stale_retries::{RetriedOpen, RetryCaller};
 use crate::transport::KernelAnswer;
 use crate::worker::versions::{OpenTime, PageDrop};
 
-/// Flags that the file system below has no use for: they are about the descriptor, or
-/// about the creation, which has a call of its own.
+/// Flags that the file system below has no use for. They are about the descriptor, or about the
+/// creation, which has a call of its own.
 const NOT_PASSED_ON: i32 =
     libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_CLOEXEC | libc::O_NONBLOCK;
 
@@ -203,8 +203,8 @@ impl Worker {
         }
     }
 
-    /// A descriptor was closed. The server hears of it if it has something to do or to
-    /// say: fcntl locks end with it, and an error not yet reported must be reported.
+    /// A descriptor was closed. The server hears of it if it has something to do or to say. Fcntl
+    /// locks end with it, and an error not yet reported must be reported.
     pub(crate) async fn flush(
         &self,
         cx: &Context,

@@ -1,9 +1,10 @@
 //! Names in directories that others have removed, for the processes that still work there.
 //!
-//! The server answers ESTALE for such a directory, and the kernel looks the path up again, which is
-//! what serves a path best: somebody may have made another directory of that name. But a process that has the
-//! directory itself, as its working directory or by a descriptor, comes back to it; Linux would have
-//! said ENOENT at once. So at the second time within a call that is what is answered.
+//! The server answers ESTALE for such a directory, and the kernel looks the path up again. This
+//! serves a path best, since somebody may have made another directory of that name. But a process
+//! that has the directory itself, as its working directory or by a descriptor, comes back to it.
+//! Linux would have said ENOENT at once. So at the second time within a call that is what is
+//! answered.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -21,8 +22,8 @@ const AGAIN_WITHIN: Duration = Duration::from_secs(1);
 /// Threads and directories remembered; of more the oldest are forgotten.
 const REMEMBERED_MAX: usize = 256;
 
-/// System calls that make a name. They look the name up before they make it, and do not look the path
-/// up again if that finds the directory gone (`filename_create` in fs/namei.c).
+/// System calls that make a name. They look the name up before they make it. They do not look the
+/// path up again if that finds the directory gone (`filename_create` in fs/namei.c).
 const MAKING: [i64; 9] = [
     libc::SYS_mkdir,
     libc::SYS_mkdirat,
@@ -35,7 +36,7 @@ const MAKING: [i64; 9] = [
     libc::SYS_bind,
 ];
 
-/// Who has found which directory gone.
+/// The threads that have found a directory gone, with the directory.
 #[derive(Default)]
 pub(crate) struct RemovedDirectories(Mutex<VecDeque<((Pid, FileId), Instant)>>);
 

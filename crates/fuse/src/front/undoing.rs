@@ -1,10 +1,11 @@
 //! Keeps the kernel from undoing failed writes, by which it would cut off what other clients wrote.
 //!
-//! A write of aio(7) or io_uring(7), and one past the cache of a mount that has one, is taken by the
-//! kernel to make the file longer if it goes beyond the size that this kernel last heard of. If such
-//! a write fails, or is done in part only, the kernel cuts the file to that size (`fuse_direct_IO` in
-//! fs/fuse/file.c), whatever others have written behind it. The cut looks like ftruncate(2), but
-//! comes from the thread that wrote, soon, and in another system call.
+//! A write of aio(7) or io_uring(7), and one past the cache of a mount that has one, is a special
+//! case. The kernel takes it to make the file longer if it goes beyond the size that this kernel
+//! last heard of. If such a write fails, or is done in part only, the kernel cuts the file to that
+//! size (`fuse_direct_IO` in fs/fuse/file.c). It does so whatever others have written behind it.
+//! The cut looks like ftruncate(2), but comes from the thread that wrote, soon, and in another
+//! system call.
 //!
 //! It may be one that was meant all the same: io_uring(7) can cut files, too, and its threads are in no
 //! call that tells. So it is refused by an error, once, which the kernel does not look at when it undoes.
@@ -25,8 +26,8 @@ use crate::worker::caller::call_that_waits;
 /// ftruncate(2) on x86-64; ftruncate(2) and ftruncate64(2) of its programs of 32 bits.
 const FTRUNCATE: [i64; 3] = [libc::SYS_ftruncate, 93, 194];
 
-/// How long after the last answer to a write of the same thread to the same file the kernel may come
-/// with its undoing: it does so at once, when that thread has a CPU.
+/// How long after the last answer to a write of the same thread to the same file the kernel may
+/// come with its undoing. It does so at once, when that thread has a CPU.
 const UNDONE_WITHIN: Duration = Duration::from_secs(10);
 /// Writes that may be undone; of more the oldest are forgotten.
 const FAILED_MAX: usize = 1024;

@@ -9,8 +9,8 @@ use crate::transport::queues::possible_cpus;
 use crate::worker::cpus;
 
 /// What is asked for: the length of an attribute that no file has. The daemon answers with the
-/// number of entries that it wants to come together on this CPU, and keeps as many further
-/// questions waiting for each other.
+/// number of entries that it wants to come together on this CPU. It keeps as many further questions
+/// waiting for each other.
 ///
 /// The attribute keeps its first name: supervisor and daemon may be of different versions.
 pub(crate) const ATTRIBUTE: &[u8] = b"system.dray.gather";
@@ -18,8 +18,8 @@ const ATTRIBUTE_C: &std::ffi::CStr = c"system.dray.gather";
 /// Most questions at once: more entries than a queue can have by itself and by spares.
 const AT_ONCE_MAX: usize = 2 * RING_SPARES_MAX;
 
-/// Asks the mount at `at` on each CPU that this process may run on, one after the other, as often
-/// at once as its daemon wants it.
+/// Asks the mount at `at` on each CPU that this process may run on, one after the other. It asks as
+/// often at once as the mount's daemon wants it.
 ///
 /// For a process that has nothing else to do and is no daemon: it waits as any application
 /// does. Errors: those of reading the list of CPUs and of starting threads.

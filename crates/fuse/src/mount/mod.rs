@@ -116,8 +116,8 @@ fn mount_as_root(at: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
 }
 
 /// Type and permissions of what is at `at`, links followed. A mount that is made when somebody
-/// looks (`x-systemd.automount`) is not made for this: it may be the one that is being made, and
-/// then both would wait for each other. Errors: those of stat(2).
+/// looks (`x-systemd.automount`) is not made for this. It may be the one that is being made. Then
+/// both would wait for each other. Errors: those of stat(2).
 pub fn mode_at(at: &Path) -> io::Result<libc::mode_t> {
     let path = c_string(at.as_os_str())?;
     // SAFETY: an all-zero stat is valid; it and the C string outlive the call.
@@ -224,8 +224,8 @@ fn advice(errors: &[&str]) -> &'static str {
     }
 }
 
-/// Lets a child inherit the descriptor; set before the fork, since there is no other
-/// way to say it to [`Command`] without code between fork and exec.
+/// Lets a child inherit the descriptor. This is set before the fork, since there is no other way to
+/// say it to [`Command`] without code between fork and exec.
 fn set_inherited(socket: &UnixStream) -> io::Result<()> {
     // SAFETY: no memory is passed.
     match unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_SETFD, 0) } {

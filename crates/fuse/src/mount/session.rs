@@ -25,8 +25,9 @@ const CONGESTED: u16 = 48;
 /// What was read from the device for INIT must not be larger.
 const INIT_MAX_BYTES: usize = 8192 + IO_MAX_BYTES;
 
-/// Where the administrator says how long a request may take, seconds, before the kernel ends the mount
-/// (0: for ever): of a mount that says nothing itself, and of any (Linux 6.15).
+/// Where the administrator says how long a request may take, seconds, before the kernel ends the
+/// mount (0: for ever). The first file is for a mount that says nothing itself, the second for any
+/// (Linux 6.15).
 const REQUEST_LIMITS: [&str; 2] =
     ["/proc/sys/fs/fuse/default_request_timeout", "/proc/sys/fs/fuse/max_request_timeout"];
 /// The longest that a mount can ask for, seconds: about 18 hours.
@@ -148,8 +149,8 @@ fn wanted(options: &Options) -> u64 {
         | init::DIRECT_IO_ALLOW_MMAP
         | init::EXPORT_SUPPORT
         | init::HAS_RESEND;
-    // With attributes believed for no time at all the kernel would look up every name
-    // again, so that fetching them with the names would be in vain.
+    // With attributes believed for no time at all the kernel would look up every name again. So
+    // fetching them with the names would be in vain.
     if options.consistency != Consistency::Strict {
         flags |= init::DO_READDIRPLUS | init::AUTO_INVAL_DATA;
     }

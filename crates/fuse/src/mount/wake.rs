@@ -1,10 +1,10 @@
 //! Setting the queues of a ring going again after their daemon has died.
 //!
-//! The kernel gives what waits in a queue only to entries that become free there, never to
-//! those that are registered. So somebody has to ask the mount for something on the queue's
-//! CPU: the request takes a registered entry, and with its answer the entry goes on to what
-//! waits. That once is not enough: the entry may get a request that blocks, a lock that is
-//! waited for, and the unlocking may wait in the queue behind it.
+//! The kernel gives what waits in a queue only to entries that become free there, never to those
+//! that are registered. So somebody has to ask the mount for something on the queue's CPU. The
+//! request takes a registered entry, and with its answer the entry goes on to what waits. That once
+//! is not enough. The entry may get a request that blocks, a lock that is waited for. The unlocking
+//! may wait in the queue behind it.
 
 use std::ffi::{CStr, CString};
 use std::io;

@@ -1,7 +1,7 @@
 //! Numbers of the kernel's FUSE interface, version 7: operation codes, flags, sizes.
 //!
-//! Layouts are not declared as structs: requests are read and answers are written field by
-//! field at their offsets, so that alignment and length are checked where a field is used.
+//! Layouts are not declared as structs. Requests are read and answers are written field by field at
+//! their offsets, so that alignment and length are checked where a field is used.
 
 /// Major version of the interface that is spoken.
 pub const MAJOR: u32 = 7;

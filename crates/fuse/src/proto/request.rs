@@ -257,7 +257,7 @@ pub enum Operation<'a> {
 /// A decoded request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// Who asks, about what.
+    /// The caller, and the node that the request is about.
     pub head: Head,
     /// What is asked.
     pub op: Operation<'a>,

@@ -67,7 +67,7 @@ impl Small {
         self.put(&value.to_ne_bytes())
     }
 
-    /// Several at a time and in place: what takes and gives all of it moves its bytes, which for
+    /// Several at a time and in place. What takes and gives all of it moves its bytes, which for
     /// the many fields of an entry costs more than to fill them in.
     pub(crate) fn put_u32s<const COUNT: usize>(&mut self, values: [u32; COUNT]) {
         for value in values {

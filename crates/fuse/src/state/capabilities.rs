@@ -1,6 +1,6 @@
-//! Files that are known to have no `security.capability`, where attributes are believed for
-//! a while. The kernel looks for it before it writes into its pages, again whenever it has
-//! learned new attributes, and does not remember that there is none.
+//! Files that are known to have no `security.capability`, where attributes are believed for a
+//! while. The kernel looks for it before it writes into its pages, again whenever it has learned
+//! new attributes. It does not remember that there is none.
 //!
 //! A wrong answer does no harm to a write: the server's kernel removes the attribute with it
 //! (`FUSE_HANDLE_KILLPRIV_V2`). To a program that is started it gives less, never more.

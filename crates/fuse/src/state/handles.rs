@@ -1,8 +1,8 @@
 //! The handle table: the kernel's file handles and the open files behind them.
 //!
-//! A handle is a slot of the table and the number of times that the slot was reused. What
-//! is needed to open the file again is in [`State`]; the open file itself is beside it on
-//! the heap, and after a restart is opened when it is first needed.
+//! A handle is a slot of the table and the number of times that the slot was reused. What is needed
+//! to open the file again is in [`State`]. The open file itself is beside it on the heap, and after
+//! a restart is opened when it is first needed.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -227,9 +227,9 @@ impl Handles {
         Ok(handle)
     }
 
-    /// Whose a flock is that the kernel asks for through `fh` in the name of `owner`: the open
-    /// file's. The kernel's name is the address of that, which the next open file may have before
-    /// the close of this one has come, and that close would end the other's lock. Where a
+    /// The owner of a flock(2) lock that the kernel asks for through `fh` in the name of `owner`.
+    /// It is the open file. The kernel's name is the address of that, which the next open file may
+    /// have before the close of this one has come. That close would end the other's lock. Where a
     /// predecessor took locks by that name, it stays so, since some of them may be held.
     pub(crate) fn flock_owner(&self, fh: u64, owner: u64) -> LockOwner {
         let by_handle = self.state.region.load(header::FLOCKS) != 0;

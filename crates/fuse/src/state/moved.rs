@@ -1,11 +1,11 @@
 //! Directories that others have moved, as a rename(2) finds them.
 //!
-//! A directory has one place in the kernel's tree of names. When a lookup finds it at another
-//! one, the kernel moves it there. It cannot within rename(2), for that holds the locks that
-//! moving takes (`__d_unalias` in fs/dcache.c), and the call would fail with ESTALE, again and
-//! again: a second try makes the same lookup. So such a lookup is answered with a node of its
-//! own for the directory, which has no place yet. The old node is another name for it until
-//! the kernel looks at its old place and drops it.
+//! A directory has one place in the kernel's tree of names. When a lookup finds it at another one,
+//! the kernel moves it there. It cannot within rename(2), for that holds the locks that moving
+//! takes (`__d_unalias` in fs/dcache.c), and the call would fail with ESTALE, again and again. A
+//! second try makes the same lookup. So such a lookup is answered with a node of its own for the
+//! directory, which has no place yet. The old node is another name for it until the kernel looks at
+//! its old place and drops it.
 
 use dray_core::{IdMap, Name, Pid, RenameHow};
 
@@ -19,8 +19,8 @@ pub(crate) struct DirectoryPlaces {
     slots: IdMap<Place, u64>,
 }
 
-/// The kernel's number of the directory that it is in, which tells an old node of that from the one at its
-/// new place, and its name.
+/// The kernel's number of the directory that it is in, and its name. The number tells an old node
+/// of that directory from the one at its new place.
 type Place = (u64, Box<[u8]>);
 
 fn place_of((dir, name): (u64, &Name)) -> Place {

@@ -1,14 +1,14 @@
 //! The node table: the kernel's node numbers and the files that they stand for.
 //!
-//! A node number is a slot of the table plus one, and above that the epoch of the mount; slot 0 is
-//! the root, whose number is the kernel's. The records live in [`State`] and survive the process; the
-//! way back from a file to its slot is an index on the heap, which a successor rebuilds.
+//! A node number is a slot of the table plus one, and above that the epoch of the mount. Slot 0 is
+//! the root, whose number is the kernel's. The records live in [`State`] and survive the process.
+//! The way back from a file to its slot is an index on the heap, which a successor rebuilds.
 //!
-//! Handles that programs are given (name_to_handle_at(2)) are a node number and the generation of its
-//! use. The kernel asks for the file behind one that it has forgotten, so a record stays for a
-//! while after that ([`in_handles`]). Its slot is used again with another generation, and
-//! another mount has another epoch and begins to count at another one, so that a handle is of its
-//! file or of none.
+//! Handles that programs are given (name_to_handle_at(2)) are a node number and the generation of
+//! its use. The kernel asks for the file behind one that it has forgotten, so a record stays for a
+//! while after that ([`in_handles`]). Its slot is used again with another generation. Another mount
+//! has another epoch and begins to count at another generation. So a handle is of its file or of
+//! none.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -282,8 +282,8 @@ impl Nodes {
         Ok(slot)
     }
 
-    /// Where `node` was last seen, from the root on, beginning with a slash; none if that
-    /// is not known, as of files that a predecessor knew.
+    /// Where `node` was last seen, from the root on, beginning with a slash. None if that is not
+    /// known, as of files that a predecessor knew.
     pub(crate) fn path(&self, node: u64) -> Option<Vec<u8>> {
         let index = self.lock();
         let slot_of = |dir: FileId| index.slots.get(&dir).copied();
@@ -294,10 +294,10 @@ impl Nodes {
         NodeRef { node: self.number(slot), generation: self.get(slot, REUSE) >> 32 }
     }
 
-    /// The kernel has forgotten `lookups` of its lookups of `node`; `gone` is called
-    /// if these were the last, before the number can be another file's. A number that is not
-    /// known, or a count beyond what there is, is the worst that happens after a daemon's
-    /// death: it costs a record, not more.
+    /// The kernel has forgotten `lookups` of its lookups of `node`; `gone` is called if these were
+    /// the last, before the number can be another file's. A number that is not known, or a count
+    /// beyond what there is, is the worst that happens after a daemon's death. It costs a record,
+    /// not more.
     pub(crate) fn forget(&self, node: u64, lookups: u64, gone: impl FnOnce()) {
         let mut index = self.lock();
         let Ok(slot) = self.slot_of(node) else { return };
@@ -475,8 +475,8 @@ mod tests {
         assert_eq!(nodes.remember(id(8), None).unwrap(), NodeRef { node: 2, generation: 2 });
     }
 
-    /// What is noted elsewhere under the number was once forgotten a moment later, when it could
-    /// be another file's: of that, the owner of a lock was.
+    /// What is noted elsewhere under the number was once forgotten a moment later, when it could be
+    /// another file's. The owner of a lock was among it.
     #[test]
     fn a_number_is_not_reused_before_its_end_was_reported() {
         let nodes = Nodes::new(State::create().unwrap(), ROOT);

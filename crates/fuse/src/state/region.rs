@@ -6,8 +6,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A mapped memfd. The memory is shared with nobody but a predecessor that is dead, and
-/// all access goes through atomics, so that a kill leaves no half-written word.
+/// A mapped memfd. The memory is shared with nobody but a predecessor that is dead, and all access
+/// goes through atomics. So a kill leaves no half-written word.
 pub(crate) struct Region {
     start: NonNull<u8>,
     len_bytes: usize,

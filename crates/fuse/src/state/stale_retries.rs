@@ -4,10 +4,11 @@
 //! time may come to a successor. So may a request that a daemon died over, which is made once more and
 //! must come to the same.
 //!
-//! A call looks names up again, perhaps several times, before it opens what it has found last: others
-//! may have given a name away and taken it meanwhile. Another call of the thread has nothing to do
-//! with that. It is recognised by its print ([`SystemCall`](crate::worker::caller::SystemCall)), where that
-//! is to be seen; where not, one look that finds nothing is taken for the end of the call.
+//! A call looks names up again, perhaps several times, before it opens what it has found last.
+//! Others may have given a name away and taken it meanwhile. Another call of the thread has nothing
+//! to do with that. It is recognised by its print
+//! ([`SystemCall`](crate::worker::caller::SystemCall)), where that is to be seen. Where not, one
+//! look that finds nothing is taken for the end of the call.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,7 +41,7 @@ const CAME: u64 = 1;
 /// What a call finds where there is nothing; no file has this id.
 pub(crate) const NOTHING: FileId = FileId { ino: 0, generation: 0 };
 
-/// Who asks: a thread, and in which call.
+/// The caller that asks: a thread, and in which call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RetryCaller {
     pub(crate) thread: Pid,

@@ -1,8 +1,8 @@
 //! The memory of ring entries: a page of headers and a payload for each entry.
 //!
-//! It outlives the daemon: it lies behind the tables of [`State`], and a successor maps it
-//! at the addresses that the kernel was given. So the requests that a daemon had when it died
-//! are there for its successor, and the journal in each page says how far they had come.
+//! It outlives the daemon: it lies behind the tables of [`State`], and a successor maps it at the
+//! addresses that the kernel was given. So the requests that a daemon had when it died are there
+//! for its successor. The journal in each page says how far they had come.
 //!
 //! ```text
 //! page    0  the kernel's block of headers        512  journal
@@ -23,14 +23,14 @@ use crate::state::{State, header};
 pub(crate) const PAGE_BYTES: usize = 4096;
 /// Bytes of a payload: the largest READ or WRITE.
 pub(crate) const PAYLOAD_BYTES: usize = IO_MAX_BYTES;
-/// Bytes of memory for the payload of an entry: the kernel wants room for all pages that a request
+/// Bytes of memory for the payload of an entry. The kernel wants room for all pages that a request
 /// may have, of which the first and the last are not whole.
 const ROOM_BYTES: usize = PAGES_MAX * PAGE_BYTES;
 /// Bytes of the part of the page that the kernel uses.
 pub(crate) const HEADERS_BYTES: usize = 288;
-/// Words of the journal: the queue's CPU plus one (0: never used); the request whose
-/// overwritten bytes are kept, and how many of them are payload; the request whose answer is
-/// complete.
+/// Words of the journal. The first is the queue's CPU plus one (0: never used). Then come the
+/// request whose overwritten bytes are kept, and how many of them are payload. The last is the
+/// request whose answer is complete.
 const CPU_AT: usize = 512;
 const KEPT_AT: usize = 520;
 const KEPT_PAYLOAD_AT: usize = 528;
@@ -42,8 +42,8 @@ const IOVEC_AT: usize = 3072;
 /// Most bytes of a request's payload that an answer may overwrite. Requests with a larger
 /// payload are answered with less: a WRITE, the value of an attribute.
 pub(crate) const OVERWRITTEN_MAX: usize = IOVEC_AT - KEEP_AT - HEADERS_BYTES;
-/// Where the memory is wanted: above programs and their heaps, below libraries and stacks,
-/// with 39-bit addresses, too, so that it is free in every successor.
+/// Where the memory is wanted: above programs and their heaps, below libraries and stacks, with
+/// 39-bit addresses, too. So it is free in every successor.
 const WANTED_ADDRESS: usize = 0x20_0000_0000;
 
 pub(crate) struct Area {
@@ -219,8 +219,8 @@ impl AreaEntry {
             libc::iovec { iov_base: self.page.as_ptr().cast(), iov_len: HEADERS_BYTES },
             libc::iovec { iov_base: self.payload.as_ptr().cast(), iov_len: room_bytes },
         ];
-        // SAFETY: within the page, and aligned; the range of madvise is mapped, and is not
-        // changed by it. What the kernel writes to should be there, and mapped in this process: it
+        // SAFETY: within the page, and aligned; the range of madvise is mapped, and is not changed
+        // by it. What the kernel writes to should be there, and mapped in this process. The kernel
         // gives up a request for which it has to see to that while the process is being killed.
         unsafe {
             self.page.add(IOVEC_AT).cast::<[libc::iovec; 2]>().write(vectors);
@@ -234,7 +234,7 @@ impl AreaEntry {
         unsafe { self.page.add(at).cast::<AtomicU64>().as_ref() }
     }
 
-    /// Whose queue it is used for; none: it never was.
+    /// The CPU whose queue it is used for; none: it never was.
     fn cpu(&self) -> Option<u16> {
         let word = self.word(CPU_AT).load(Ordering::Acquire);
         u16::try_from(word.checked_sub(1)?).ok()
@@ -361,8 +361,8 @@ mod tests {
         (0..pages).filter(|page| is_mapped(*page)).count()
     }
 
-    /// Large WRITEs failed with EINTR where a successor was killed as the kernel copied them: to
-    /// memory of a predecessor that it had not mapped so far.
+    /// Large WRITEs failed with EINTR where a successor was killed as the kernel copied them. They
+    /// went to memory of a predecessor that it had not mapped so far.
     #[test]
     fn a_successor_has_mapped_what_was_used() {
         let state = State::create().unwrap();

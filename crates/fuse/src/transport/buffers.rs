@@ -1,8 +1,8 @@
 //! Memory for what is read from /dev/fuse and for what is answered, used again and again.
 //!
-//! The data of a WRITE begin at a page, as do those that answer a READ. The kernel copies
-//! page by page to and from the application's memory: between pages that lie alike that is
-//! one copy each, and one look at the page tables, instead of two.
+//! The data of a WRITE begin at a page, as do those that answer a READ. The kernel copies page by
+//! page to and from the application's memory. Between pages that lie alike that is one copy each,
+//! and one look at the page tables, instead of two.
 //!
 //! What was given back last is used next: it is what the processor's cache has.
 //!
@@ -245,8 +245,8 @@ mod tests {
         pages.iter().filter(|page| **page & 1 != 0).count()
     }
 
-    /// Large WRITEs failed with EIO where the daemon was killed as the kernel copied them: to memory
-    /// that had never been used, or had been given back.
+    /// Large WRITEs failed with EIO where the daemon was killed as the kernel copied them. They
+    /// went to memory that had never been used, or had been given back.
     #[test]
     fn what_the_kernel_writes_to_has_its_memory_before() {
         let buffers = Arc::new(Buffers::default());

@@ -25,8 +25,8 @@ use crate::transport::{KernelAnswer, KernelMessage};
 /// Requests up to this size are copied out of the read buffer.
 const SMALL_BYTES: usize = 1024;
 /// Beside a ring: how long nobody looks for what comes after a FORGET. A process that unlinks
-/// causes one each time, and to take up each by itself would cost it a wake-up of a thread on
-/// perhaps another CPU. An INTERRUPT may come that much late.
+/// causes one each time. To take up each by itself would cost it a wake-up of a thread on perhaps
+/// another CPU. An INTERRUPT may come that much late.
 const FORGETS_PAUSE: Duration = Duration::from_millis(10);
 /// Requests read in a row before other tasks run.
 const READS_PER_ROUND: u64 = 16;
@@ -136,9 +136,9 @@ fn serve(worker: &Arc<Worker>, device: &Arc<Source>, message: Buf, buffers: &Arc
 
 /// What came of waiting for a request.
 enum Came {
-    /// One of so many bytes.
+    /// A request of so many bytes.
     Request(usize),
-    /// One that was withdrawn before it could be read.
+    /// A request that was withdrawn before it could be read.
     Withdrawn,
     /// The mount has ended, or was to be left.
     End,

@@ -86,9 +86,8 @@ impl KernelAnswer {
     }
 }
 
-/// The number for the kernel: it takes those below 512, and remembers for ever that an
-/// operation answered `ENOSYS` is not there at all, which only the front end itself may
-/// say.
+/// The number for the kernel: it takes those below 512, and remembers for ever that an operation
+/// answered `ENOSYS` is not there at all. Only the front end itself may say that.
 pub(crate) fn kernel_error(errno: Errno) -> i32 {
     match errno {
         Errno::ENOSYS => -libc::EOPNOTSUPP,

@@ -3,10 +3,10 @@
 //! The kernel hands requests to the entry that became free last, so that the payloads of a calm
 //! mount are few. After an hour in which hundreds of large requests stood still, all of them have
 //! memory. The memory of an idle entry must not be touched: a request may lie in it at any time
-//! without our knowing. So somebody else asks each queue for something as often as it has
-//! entries, at once ([`crate::reclaim_entries`]). Each of these questions is kept waiting until all
-//! are there: then they hold all entries, and what an entry with such a question has in its payload
-//! is ours to give back.
+//! without our knowing. So somebody else asks each queue for something as often as it has entries,
+//! at once ([`crate::reclaim_entries`]). Each of these questions is kept waiting until all are
+//! there. Then they hold all entries, and what an entry with such a question has in its payload is
+//! ours to give back.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,8 +21,8 @@ use crate::transport::queues::Queues;
 
 /// A mount in which no large request came for so long is at rest.
 const REST_TIME: Duration = Duration::from_secs(7);
-/// Payloads that keep their memory, in the whole mount, so that a daemon that is killed while one
-/// stream begins has all that the kernel copies to.
+/// Payloads that keep their memory, in the whole mount. So a daemon that is killed while one stream
+/// begins has all that the kernel copies to.
 const KEPT_MAX: usize = 4;
 /// Longest time for which the questions of one queue hold its entries.
 const RECLAIM_MAX: Duration = Duration::from_millis(250);

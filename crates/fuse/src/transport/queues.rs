@@ -20,9 +20,9 @@ use crate::transport::area::{Area, AreaEntry};
 use crate::transport::payloads::{PayloadReclaim, Payloads};
 use crate::transport::ring::start_entry;
 
-/// A queue whose entries all hold requests, of which none has been answered for so long, gets
-/// more of them: who waits for a server that is away must not keep others from ending, whose
-/// closes need an entry.
+/// A queue whose entries all hold requests, of which none has been answered for so long, gets more
+/// of them. Who waits for a server that is away must not keep others from ending, whose closes need
+/// an entry.
 const STALLED: Duration = Duration::from_millis(500);
 
 /// What the entries of a mount have in common.
@@ -120,11 +120,11 @@ impl Queues {
         }
     }
 
-    /// Every thread has begun with what its predecessor had read, so that these requests
-    /// have found their replay slots: new ones may come. Returns when all entries are in
-    /// their queues, so that a request that comes from now on finds one. Errors: the
-    /// kernel's for a queue that has no entry, in which case it does not use the ring unless
-    /// a predecessor had filled all queues ([`Queues::was_filled`]).
+    /// Every thread has begun with what its predecessor had read, so that these requests have found
+    /// their replay slots: new ones may come. Returns when all entries are in their queues, so that
+    /// a request that comes from now on finds one. Errors: the kernel's for a queue that has no
+    /// entry. In that case it does not use the ring unless a predecessor had filled all queues
+    /// ([`Queues::was_filled`]).
     pub(crate) fn open(&self) -> io::Result<()> {
         self.open.send_replace(true);
         drop(lock(&self.settling).take());

@@ -1,21 +1,21 @@
 //! Requests that come and go through io_uring.
 //!
-//! Each possible CPU has a queue in the kernel, and each queue a number of entries here:
-//! a block of headers and a payload. The kernel puts a request into an idle entry; the
-//! answer is put into the same entry and committed, which also asks for the next request.
-//! One task serves one entry, for ever.
+//! Each possible CPU has a queue in the kernel, and each queue a number of entries here: a block of
+//! headers and a payload. The kernel puts a request into an idle entry. The answer is put into the
+//! same entry and committed, which also asks for the next request. One task serves one entry, for
+//! ever.
 //!
-//! The entries outlive the daemon. The end of a thread takes its idle entries out of the
-//! queue (see the exit guard in `dray_rt`), so that requests wait for a successor. What the
-//! dead daemon had read lies in the [`Area`], and the successor answers it from its own
-//! rings. Then it registers the idle entries anew. Requests that wait in a queue are not given
-//! to entries that are registered, only to entries that become free: somebody has to ask for
-//! something on each CPU ([`crate::wake_queues`]), also when entries are added later.
+//! The entries outlive the daemon. The end of a thread takes its idle entries out of the queue (see
+//! the exit guard in `dray_rt`). So requests wait for a successor. What the dead daemon had read
+//! lies in the [`Area`], and the successor answers it from its own rings. Then it registers the
+//! idle entries anew. Requests that wait in a queue are not given to entries that are registered,
+//! only to entries that become free. Somebody has to ask for something on each CPU
+//! ([`crate::wake_queues`]), also when entries are added later.
 //!
-//! FORGET and INTERRUPT come on /dev/fuse, where a reader stays. A lock request may block
-//! for long: as many entries are added to its queue as such requests are under way, so
-//! that the request which ends the wait finds one. Any request does while the server is away:
-//! a queue that stands still gets more entries, too, so that others can end.
+//! FORGET and INTERRUPT come on /dev/fuse, where a reader stays. A lock request may block for long.
+//! As many entries are added to its queue as such requests are under way, so that the request which
+//! ends the wait finds one. Any request does while the server is away: a queue that stands still
+//! gets more entries, too, so that others can end.
 
 use std::os::fd::{AsRawFd, RawFd};
 #[cfg(test)]
@@ -186,8 +186,8 @@ impl RingEntry {
     fn register(&self, ring: &Ring, token: RingToken) {
         let mut command = self.command(REGISTER, 0);
         let sqe = (&raw mut command).cast::<u8>();
-        // SAFETY: a submission is 128 bytes with the address at 16 and the length at 24,
-        // for which this command has no setter; the two iovecs are in the entry's page.
+        // SAFETY: a submission is 128 bytes with the address at 16 and the length at 24, for which
+        // this command has no setter. The two iovecs are in the entry's page.
         unsafe {
             sqe.add(16).cast::<u64>().write_unaligned(self.slot.vectors());
             sqe.add(24).cast::<u32>().write_unaligned(areas_announced(self.cpu));

@@ -1,5 +1,5 @@
-//! What becomes of callers, as /proc shows it. FUSE tells of the first signal alone, of none to
-//! a caller that does not wait for its answer (aio(7), reading ahead), and of no end.
+//! What becomes of callers, as /proc shows it. FUSE tells of the first signal alone. It tells of
+//! none to a caller that does not wait for its answer (aio(7), reading ahead), and of no end.
 
 use std::io::ErrorKind;
 use std::num::NonZeroU32;
@@ -25,8 +25,8 @@ const LOOK_TIME: Duration = Duration::from_millis(1);
 pub(crate) enum Outlook {
     /// It goes on, as far as can be seen.
     Alive,
-    /// Nobody will look at what comes of its request: it is being killed, or ends and has no memory
-    /// any more, so that no further signal reaches it.
+    /// Nobody will look at what comes of its request. The caller is being killed, or ends and has
+    /// no memory any more, so that no further signal reaches it.
     Ends,
     /// The thread is no more. Its process may go on.
     Gone,

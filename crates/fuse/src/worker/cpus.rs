@@ -15,7 +15,7 @@ pub(crate) fn pin_to(cpu: usize) -> io::Result<()> {
     CpuSet::only(cpu).pin()
 }
 
-/// The queues that worker `index` of `workers` serves: that of the CPU it is pinned to,
+/// The queues that worker `index` of `workers` serves. They are that of the CPU it is pinned to,
 /// and its share of those that no worker is pinned to.
 pub(crate) fn queues_of(index: usize, pinned: &[usize], possible: usize) -> Vec<u16> {
     let workers = pinned.len().max(1);

@@ -1,5 +1,5 @@
-//! The threads that serve a mount, each with its executor, from before it is known what
-//! there is to serve: whether every one of them can have an io_uring decides about that.
+//! The threads that serve a mount, each with its executor, from before it is known what there is to
+//! serve. Whether every one of them can have an io_uring decides about that.
 
 use std::io;
 use std::sync::mpsc::{self, Receiver, Sender};

@@ -60,12 +60,12 @@ pub(crate) enum InterruptOutcome {
 /// What may happen to a caller unheard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LookFor {
-    /// A signal while its request waited for an entry of a ring: one that waits for the kernel's
-    /// FUSE sleeps lightly before a signal and deeply after it.
+    /// A signal while its request waited for an entry of a ring. A caller that waits for the
+    /// kernel's FUSE sleeps lightly before a signal and deeply after it.
     Signal,
     /// Its end, of which closing its files is a part.
     EndOfClose,
-    /// Its end: nobody tells of it if the request began without anybody who waits for it, or the
+    /// Its end. Nobody tells of it if the request began without anybody who waits for it, or the
     /// first signal came while it waited for an entry.
     End,
 }

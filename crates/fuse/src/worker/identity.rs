@@ -1,9 +1,9 @@
 //! Who the caller is: its supplementary groups, which the kernel's requests do not carry.
 //!
 //! They are read from /proc of the calling thread: anew for each request whose outcome they may
-//! decide, from a file that is kept open. For reading and writing what is open they decide
-//! nothing, and are believed for a second, as long as that very process exists: a pidfd tells,
-//! so that a process number used again cannot inherit the groups of the one before.
+//! decide, from a file that is kept open. For reading and writing what is open they decide nothing,
+//! and are believed for a second, as long as that very process exists. A pidfd tells, so that a
+//! process number used again cannot inherit the groups of the one before.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -23,7 +23,7 @@ const BELIEVED: Duration = Duration::from_secs(1);
 const SAME_CALL: Duration = Duration::from_millis(5);
 /// Callers remembered at a time; each costs two descriptors.
 const KNOWN_MAX: usize = 256;
-/// Of the descriptors that there may be they take this part at most, twice: the rest is for the
+/// Of the descriptors that there may be they take this part at most, twice. The rest is for the
 /// mount itself, which has to connect anew.
 const DESCRIPTORS_SHARE: usize = 8;
 /// Room for /proc/PID/status of somebody in few groups.
@@ -41,8 +41,8 @@ pub(crate) struct CallerIdentities {
 struct KnownCaller {
     who: Arc<Identity>,
     read_at: Instant,
-    /// It has just been read for a lookup, with which nearly every system call begins that names
-    /// a file: what follows is of the same one.
+    /// It has just been read for a lookup, with which nearly every system call begins that names a
+    /// file. What follows is of the same one.
     looks_up: bool,
     process: OwnedFd,
     status: Arc<File>,
@@ -147,9 +147,9 @@ impl CallerIdentities {
         let groups = groups_in(&status, head)?;
         let (uid, gid, groups) = (head.uid, head.gid, groups.into());
         let who = Arc::new(Identity { uid, gid, groups, ..Identity::default() });
-        // The descriptor was made after the first look: only if the process still exists
-        // was it the same one. Without one (Linux before 5.3, a filter of system calls, none
-        // left) there is nothing to tell that by, and it is read again each time.
+        // The descriptor was made after the first look: only if the process still exists was it the
+        // same one. Without one (Linux before 5.3, a filter of system calls, none left) there is
+        // nothing to tell that by. It is read again each time.
         if let Some(process) = process.filter(alive) {
             let (who, looks_up) = (who.clone(), head.opcode == op::LOOKUP);
             self.remember(
@@ -205,7 +205,7 @@ fn read_status(file: &File) -> Option<String> {
 /// The groups of a caller, in order; none if the thread is not what the request says.
 fn groups_in(status: &str, head: &Head) -> Option<Vec<Gid>> {
     // Real, effective, saved, of the file system. access(2) asks as the real ones, on the way to
-    // the file, too, which is not to be seen here.
+    // the file, too. That is not to be seen here.
     let may_be_access = matches!(head.opcode, op::ACCESS | op::LOOKUP);
     let is = |name: &str, id: u32| {
         let ids: Vec<u32> = field(status, name).into_iter().flatten().collect();

@@ -2,10 +2,10 @@
 //! only advice, since each open compares versions anyway. A caller that is granted a lock waits until
 //! the cached pages are dropped.
 //!
-//! Dropped by another process. The kernel waits for pages that are being read, and has those written
-//! back that were stored into through a mapping; both take a daemon. One that waited for them itself
-//! could not be reaped when it is killed or gives way to another, and without that nobody comes who
-//! would answer: the mount would stand still for ever.
+//! Dropped by another process. The kernel waits for pages that are being read, and has those
+//! written back that were stored into through a mapping; both take a daemon. One that waited for
+//! them itself could not be reaped when it is killed or gives way to another. Without that nobody
+//! comes who would answer. The mount would stand still for ever.
 
 use std::collections::BTreeSet;
 use std::future::{Future, poll_fn};
@@ -278,9 +278,9 @@ fn hear(invalidator: &Weak<Invalidator>, (number, before): (u64, u64), mut dropp
     }
 }
 
-/// Has the kernel behind `device` drop what it has cached of the nodes that are read from `nodes`, as
-/// [`Host::start_invalidator`](crate::Host::start_invalidator) writes them there, until these end; how many
-/// it has dropped so far is written to `dropped`.
+/// Has the kernel behind `device` drop what it has cached of the nodes that are read from `nodes`,
+/// as [`Host::start_invalidator`](crate::Host::start_invalidator) writes them there, until these
+/// end. How many it has dropped so far is written to `dropped`.
 ///
 /// For a process that has nothing else to do and is no daemon: it waits as any application does.
 /// Errors: those of reading `nodes` and of writing to `dropped`.

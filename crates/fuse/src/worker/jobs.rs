@@ -1,9 +1,9 @@
 //! The batch jobs of callers, which the kernel's requests do not carry. Their environment tells
 //! (`SLURM_JOB_ID` and the like), and is looked at when somebody asks what is going on.
 //!
-//! Never by a thread that serves requests: to show an environment the kernel takes locks that its
-//! process may hold while it waits for us, that of its memory (munmap(2) writes back what was
-//! mapped) and that of exec(2), which closes files.
+//! Never by a thread that serves requests. To show an environment the kernel takes locks that its
+//! process may hold while it waits for us. They are that of its memory (munmap(2) writes back what
+//! was mapped) and that of exec(2), which closes files.
 
 use std::collections::HashMap;
 use std::fs::File;

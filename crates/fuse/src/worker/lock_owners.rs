@@ -23,7 +23,7 @@ struct Owners {
     /// When each asked for a lock last, or got one.
     asked: BTreeMap<(u64, LockOwner), LockRequestNumber>,
     last: LockRequestNumber,
-    /// Who waits for a lock at this moment.
+    /// The owners that wait for a lock at this moment.
     asking: BTreeMap<(u64, LockOwner), Closes>,
 }
 
@@ -91,7 +91,7 @@ impl LockOwners {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `owner` asks for a lock on `node`, or has just been given one: a close that was under way
+    /// `owner` asks for a lock on `node`, or has just been given one. A close that was under way
     /// meanwhile may have come before it at the server, and be answered after it.
     pub(crate) fn add(&self, nodes: &Nodes, node: u64, owner: LockOwner) {
         nodes.mark_locked(node);

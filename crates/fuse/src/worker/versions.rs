@@ -1,8 +1,8 @@
 //! Which version of a file the kernel's page cache holds, under close-to-open.
 //!
 //! The kernel drops the pages of a former version when the process that opened the file has got the
-//! answer that says so. Others who open it before that must not be answered that they keep them: it is
-//! said to them, too, until a request through one of these open files shows that it is done.
+//! answer that says so. Others who open it before that must not be answered that they keep them. It
+//! is said to them, too, until a request through one of these open files shows that it is done.
 //!
 //! A version is known by the file's times and size. Times are coarse: before Linux 6.13 as a tick of the
 //! kernel's clock, and some file systems keep seconds. A change soon after another can leave a file with
@@ -18,8 +18,8 @@ use dray_rt::Instant;
 
 /// Versions remembered; beyond it all are forgotten, which costs cached pages only.
 const VERSIONS_MAX: usize = 1 << 20;
-/// Where nobody says it who has the clock that times are from: a version that old was there long before
-/// it was seen, also if that clock is wrong by nearly as much.
+/// Where nobody says it who has the clock that times are from. A version that old was there long
+/// before it was seen, also if that clock is wrong by nearly as much.
 const OLD_SECONDS: i64 = 60;
 
 #[derive(Default)]

@@ -1,5 +1,6 @@
-//! What a mount's supervisor has another process do, and a mount without one needs from the test that uses
-//! it: entries that are added to a queue of a ring get what waits there with their first answer only.
+//! What a mount's supervisor has another process do, and a mount without one needs from the test
+//! that uses it. Entries that are added to a queue of a ring get what waits there with their first
+//! answer only.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;

@@ -6,7 +6,7 @@ use super::StepTarget;
 use crate::model::{Quirks, StepOutcome};
 use crate::step::{Action, SLOTS, Step};
 
-/// Several targets, each a client of the same store: steps go to them in turn, and those on an open
+/// Several targets, each a client of the same store. Steps go to them in turn, and those on an open
 /// file to the one that opened it.
 pub struct FrontEnds {
     targets: Vec<Box<dyn StepTarget>>,

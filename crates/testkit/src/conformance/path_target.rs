@@ -259,7 +259,7 @@ impl PathTarget {
         }
     }
 
-    /// Has the kernel look a path up outside of rename(2), as mv(1) does: within it the kernel
+    /// Has the kernel look a path up outside of rename(2), as mv(1) does. Within it the kernel
     /// cannot give a directory that another mount has moved its new place in its tree, and says
     /// `ESTALE` (`__d_unalias` in fs/dcache.c). One mount alone is to do without.
     fn look_at(&self, client: usize, path: &Path) {

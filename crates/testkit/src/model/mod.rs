@@ -1,9 +1,9 @@
 //! The reference: a file system written to be obviously right.
 //!
-//! It answers what Linux answers, by the shortest way from the manual pages: whole files
-//! in vectors, link counts by counting, "is it inside" by looking everywhere. It shares
-//! no code with any backend. Its rules are checked against a real file system by the
-//! tests of this crate, so that a disagreement tells who is wrong.
+//! It answers what Linux answers, by the shortest way from the manual pages. It has whole files in
+//! vectors, link counts by counting, "is it inside" by looking everywhere. It shares no code with
+//! any backend. Its rules are checked against a real file system by the tests of this crate, so
+//! that a disagreement tells who is wrong.
 
 mod attributes;
 mod files;
@@ -65,8 +65,8 @@ pub struct Quirks {
     /// `fs.protected_regular`: open(2) with `O_CREAT` refuses somebody else's file in a
     /// sticky directory that all (1), or the group too (2), may write to.
     pub protected_regular: u8,
-    /// Where a change of names fails for several reasons, rights may be the last to be looked
-    /// at: the kernel above a mount compares kinds by itself, and leaves rights, those of sticky
+    /// Where a change of names fails for several reasons, rights may be the last to be looked at.
+    /// The kernel above a mount compares kinds by itself, and leaves rights, those of sticky
     /// directories too, to the server. Without `default_permissions` FUSE has it no other way.
     pub rights_come_last: bool,
     /// Directories have one link, however many are in them (btrfs).
@@ -108,8 +108,8 @@ impl Quirks {
         }
     }
 
-    /// Of a directory served by this machine but called without a kernel above: a server
-    /// links under its kernel's eyes, and opens what exists without `O_CREAT`.
+    /// Of a directory served by this machine but called without a kernel above. A server links
+    /// under its kernel's eyes, and opens what exists without `O_CREAT`.
     pub fn served() -> Quirks {
         Quirks { protected_regular: 0, ..Quirks::kernel() }
     }

@@ -1,6 +1,6 @@
-//! The administrator has a client go in the middle of its work: what it had is given back at once,
-//! nothing of what it had asked for comes behind that, and whatever it asks for from then on fails
-//! with ESHUTDOWN, until somebody mounts anew.
+//! The administrator has a client go in the middle of its work. What it had is given back at once.
+//! Nothing of what it had asked for comes behind that. Whatever it asks for from then on fails with
+//! ESHUTDOWN, until somebody mounts anew.
 
 use std::time::Duration;
 

@@ -56,8 +56,8 @@ pub fn linearizable(events: &[HistoryEvent]) -> Option<bool> {
     })
 }
 
-/// The same for any kind of state, which is `first` at first: `apply` answers the state
-/// after an event, or none if it could not have happened (Wing and Gong 1993, with the
+/// The same for any kind of state, which is `first` at first: `apply` answers the state after an
+/// event, or none if it could not have happened. The method is that of Wing and Gong 1993 (with the
 /// states seen before remembered as by Lowe 2017). None if there are too many orders to find out.
 pub fn linearizable_from<S: Clone + Eq + Hash, K>(
     first: S,
@@ -110,9 +110,9 @@ fn search<S: Clone + Eq + Hash, K>(
     Some(false)
 }
 
-/// Whether no read finds what an answered write had replaced: one that was asked for after
-/// the write of what is found, and answered before the read; or that another read had found
-/// replaced. Weaker than [`linearizable`]: a write that was not answered may be seen, be
+/// Whether no read finds what an answered write had replaced. Such a write is one that was asked
+/// for after the write of what is found, and answered before the read; or that another read had
+/// found replaced. Weaker than [`linearizable`]: a write that was not answered may be seen, be
 /// undone, and be made again.
 pub fn nothing_replaced_is_found(events: &[HistoryEvent]) -> bool {
     let writes = || {

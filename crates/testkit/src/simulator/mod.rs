@@ -1,10 +1,10 @@
 //! The simulator: the real client and server on a simulated clock, network and disk, with
 //! everything going wrong that the seed says. One seed is one run.
 //!
-//! [`run`] mounts several clients, lets them work while connections break, the server
-//! dies and clients crash, then heals everything and looks whether what was acknowledged
-//! is there, whether anything happened twice, whether all see the same, and whether every
-//! buffer, lock, open file and session has been given back.
+//! [`run`] mounts several clients, lets them work while connections break, the server dies and
+//! clients crash. Then it heals everything. It looks whether what was acknowledged is there,
+//! whether anything happened twice, and whether all see the same. It looks whether every buffer,
+//! lock, open file and session has been given back.
 
 mod check;
 mod client;

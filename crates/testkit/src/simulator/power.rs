@@ -1,5 +1,5 @@
-//! The server's machine loses power: what was synced is there afterwards, what was not is
-//! sent again by the clients that kept it, and the loss of other data is reported.
+//! The server's machine loses power. What was synced is there afterwards. What was not is sent
+//! again by the clients that kept it, and the loss of other data is reported.
 
 use std::time::Duration;
 
@@ -99,8 +99,8 @@ fn below(bound: u64) -> u64 {
 impl RunPlan {
     fn draw(kind: PowerKind) -> RunPlan {
         let own = kind == PowerKind::Own;
-        // Only a client's own file can be compared where something may be lost, and a
-        // server that has forgotten its clients cannot know an append that comes again.
+        // Only a client's own file can be compared where something may be lost. A server that has
+        // forgotten its clients cannot know an append that comes again.
         let replay_bytes = match below(3) {
             0 if own => 0,
             1 if own => 20_000,

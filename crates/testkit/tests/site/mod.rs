@@ -99,8 +99,8 @@ async fn client_of(connector: Arc<dyn Connect>, host: String, memory: SessionMem
     RemoteFs::new(session.expect("a session in fair weather"))
 }
 
-/// So many clients of a projection: each of `servers` is the file system of a server within the process,
-/// and all of them have the same files.
+/// So many clients of a projection. Each of `servers` is the file system of a server within the
+/// process, and all of them have the same files.
 pub async fn placed(servers: Vec<Stack>, count: usize, options: &str) -> Vec<Stack> {
     let placement = placement_over(servers.len(), options);
     let servers = servers.into_iter().map(server_of).collect();
@@ -184,8 +184,8 @@ pub async fn simulated(
     clients_of((0..count).map(connector).collect(), idle).await
 }
 
-/// Weather in which nothing is well for long: frames are late, get lost with their
-/// connection, arrive with only the answer lost, or arrive when they have been given up.
+/// Weather in which nothing is well for long. Frames are late, get lost with their connection,
+/// arrive with only the answer lost, or arrive when they have been given up.
 pub const FOUL: Weather = Weather {
     delay_min: Duration::from_micros(5),
     delay_max: Duration::from_millis(1),

@@ -5,9 +5,9 @@ use dray_core::{LockKind, LockOwner, LockRange, Pid};
 
 const FILE: FileId = FileId { ino: 1, generation: 1 };
 const MANY: u64 = 2500;
-/// Looks that an operation may take, on an average. A waiter that gives up makes a logarithmic number of
-/// others look again, and each of them takes some two looks for each level of a tree: up to 200 were
-/// seen, by chance. Half of all others, as it was, is more.
+/// Looks that an operation may take, on an average. A waiter that gives up makes a logarithmic
+/// number of others look again. Each of them takes some two looks for each level of a tree. Up to
+/// 200 were seen, by chance. Half of all others, as it was, is more.
 const LOOKS_MAX: u64 = 400;
 
 fn owner(number: u64) -> Owner {
@@ -76,8 +76,8 @@ fn give_up(table: &LockTable, number: u64, lock: Lock) {
     assert_eq!(waiting.give_up().unwrap_err().errno(), Errno::EINTR);
 }
 
-/// Each that gave up had all the others looked at, each beside all before it: 5000 that gave up, one
-/// after the other, took 20 s, and a client that locked any file of the export waited for them.
+/// Each that gave up had all the others looked at, each beside all before it. 5000 that gave up,
+/// one after the other, took 20 s. A client that locked any file of the export waited for them.
 // proves: P57
 #[test]
 fn a_waiter_that_gives_up_wakes_few() {
@@ -97,8 +97,9 @@ fn a_waiter_that_gives_up_wakes_few() {
     }
 }
 
-/// Only the first one is barred by the lock that is held, and each other one by the one before it: each
-/// was looked at beside all before it for each that gave up, a million looks for each of a thousand.
+/// Only the first one is barred by the lock that is held, and each other one by the one before it.
+/// Each was looked at beside all before it for each that gave up, a million looks for each of a
+/// thousand.
 // proves: P57
 #[test]
 fn in_a_chain_a_waiter_that_gives_up_wakes_few() {

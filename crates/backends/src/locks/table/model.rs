@@ -1,5 +1,5 @@
-//! Compares the table with the simplest model of it: the lock of each byte, and a list of waiting
-//! requests, all of which are examined after each change.
+//! Compares the table with the simplest model of it. The model has the lock of each byte, and a
+//! list of waiting requests, all of which are examined after each change.
 
 use super::*;
 use dray_core::{LockKind, LockOwner, LockRange, Pid};

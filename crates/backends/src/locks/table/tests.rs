@@ -347,7 +347,7 @@ fn backwards_ranges_are_refused() {
 }
 
 /// The one that has what the first in the queue waits for stood behind it, and both waited for
-/// ever: no lock that is held made a circle of it.
+/// ever. No lock that is held made a circle of it.
 // proves: P56
 #[test]
 fn the_queue_makes_nobody_wait_for_itself() {

@@ -93,7 +93,7 @@ pub(crate) fn open_unnamed(dir: BorrowedFd<'_>, flags: i32, mode: u32) -> Sys<Ow
 }
 
 /// Opens what `fd` refers to once more, with other flags, through a kept descriptor of
-/// /proc/self/fd: immune to renames, and the kernel checks the caller's rights.
+/// /proc/self/fd. That is immune to renames, and the kernel checks the caller's rights.
 pub(crate) fn reopen(proc_fd: BorrowedFd<'_>, fd: BorrowedFd<'_>, flags: i32) -> Sys<OwnedFd> {
     open_at(proc_fd.as_raw_fd(), CName::number(fd.as_raw_fd()).as_ptr(), flags, 0)
 }

@@ -194,8 +194,8 @@ impl UnmountCommand {
 }
 
 /// A command that asks the mount, `dray wake-mount` or `dray gather-entries`, in processes of their
-/// own: each waits for answers of the mount, and does not get them if its daemon dies, until another
-/// one has been woken.
+/// own. Each waits for answers of the mount. If its daemon dies, the answers do not come until
+/// another one has been woken.
 pub struct HelperCommand {
     command: &'static str,
     children: Vec<Child>,

@@ -30,7 +30,7 @@ pub struct Supervisors(Vec<SupervisorProcess>);
 
 struct SupervisorProcess {
     pid: u32,
-    /// Whose process it is.
+    /// The user whose process it is.
     user: u32,
     /// When it was started, in ticks of the kernel.
     began: u64,
@@ -43,7 +43,7 @@ struct SupervisorProcess {
 }
 
 impl Supervisors {
-    /// Those that there are now.
+    /// The supervisors that there are now.
     pub fn look() -> Supervisors {
         let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
         Supervisors(processes.filter_map(|process| seen(&process.path())).collect())
@@ -91,11 +91,11 @@ impl Supervisors {
         newest.map(|seen| seen.options.clone())
     }
 
-    /// Those that may be of `mount`, which is at `places`. The number of a connection alone does not
-    /// tell: the kernel gives that of one that has ended to the next one, while the supervisor of
-    /// the former may live on. So who says that it mounted at another place is asked only where
-    /// nobody says that it mounted here: then the mount was moved, and the supervisor that was started last has
-    /// the number now.
+    /// The supervisors that may be of `mount`, which is at `places`. The number of a connection
+    /// alone does not tell. The kernel gives that of one that has ended to the next one, while the
+    /// supervisor of the former may live on. So who says that it mounted at another place is asked
+    /// only where nobody says that it mounted here. Then the mount was moved, and the supervisor
+    /// that was started last has the number now.
     fn of(&self, mount: &MountEntry, places: &[PathBuf]) -> Vec<&SupervisorProcess> {
         // Whatever processes of other users say of this mount is not believed.
         let ours = |seen: &&SupervisorProcess| {

@@ -1,5 +1,5 @@
-//! The key of a mount, for daemons that cannot read its file: it may be gone by then, or just be
-//! replaced, or lie where the mount hides it. Without a daemon the mount would be ended, and
+//! The key of a mount, for daemons that cannot read its file. The file may be gone by then, or just
+//! be replaced, or lie where the mount hides it. Without a daemon the mount would be ended, and
 //! programs would go on in the directory below it.
 //!
 //! It lies in memory that the supervisor holds and does not look at. A key that a daemon finds in the

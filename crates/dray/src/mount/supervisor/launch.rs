@@ -143,8 +143,8 @@ fn lasting(list: &str) -> String {
     options.collect::<Vec<_>>().join(",")
 }
 
-/// The file by whose name this program was called, links not followed, so that a package
-/// or a link that is changed leads to the new program.
+/// The file by whose name this program was called, links not followed. So a package or a link that
+/// is changed leads to the new program.
 fn program_as_called() -> PathBuf {
     let own = || std::env::current_exe().unwrap_or_else(|_| OWN_PROGRAM.into());
     let Some(called) = std::env::args_os().next().map(PathBuf::from) else { return own() };

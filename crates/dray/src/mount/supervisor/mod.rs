@@ -1,8 +1,8 @@
-//! The supervisor of a mount: a small process that holds everything that must outlive the
-//! daemon, starts daemons one after the other, and ends the mount if none comes up.
+//! The supervisor of a mount: a small process that holds everything that must outlive the daemon.
+//! It starts daemons one after the other, and ends the mount if none comes up.
 //!
-//! It takes no memory as time goes by, has one thread, and asks nothing of the mount itself
-//! nor of any path in it, since that could hang when nobody serves.
+//! It takes no memory as time goes by, and has one thread. It asks nothing of the mount itself nor
+//! of any path in it, since that could hang when nobody serves.
 
 mod child;
 mod connection;
@@ -216,8 +216,8 @@ impl Supervisor {
         }
     }
 
-    /// Waits for a signal, a word of the daemon, or the end of a mount that no daemon
-    /// serves yet (one that does sees it by itself).
+    /// Waits for a signal, a word of the daemon, or the end of a mount that no daemon serves yet. A
+    /// daemon that serves sees that end by itself.
     fn wait(&self, time: Duration) -> io::Result<(bool, bool, bool)> {
         let serving = self.daemon.as_ref().is_some_and(|daemon| daemon.stage != Stage::Starting);
         let poll = |fd, events| libc::pollfd { fd, events, revents: 0 };
@@ -261,8 +261,8 @@ impl Supervisor {
         None
     }
 
-    /// The kernel cannot send requests again: what the dead daemon had read must be ended
-    /// lest it hang, which closing the clones did that it was read from.
+    /// The kernel cannot send requests again. The requests that the dead daemon had read must be
+    /// ended lest they hang. Closing the clones that they were read from did that.
     fn renew_clones(&mut self) {
         if let Err(error) = self.held.renew_clones(self.args.mount.clones) {
             log::error!("cannot clone the descriptor of the mount: {error}");
@@ -449,9 +449,9 @@ impl Supervisor {
         fds[0].revents & libc::POLLERR != 0
     }
 
-    /// Whether our connection has ended and left its number to what is at `place`: a process that mounts
-    /// right after an unmounting gets the same number, as a rule. What else is there has been
-    /// aborted.
+    /// Whether our connection has ended and left its number to what is at `place`. A process that
+    /// mounts right after an unmounting gets the same number, as a rule. What else is there has
+    /// been aborted.
     fn number_is_another_s(&self, place: &MountEntry) -> bool {
         self.connection_ended() && !dray_fuse::is_aborted(&place.at, ABORTED_ANSWERS_MAX)
     }

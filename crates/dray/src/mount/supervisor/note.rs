@@ -194,8 +194,8 @@ fn lock(file: &File, command: i32) -> io::Result<libc::flock> {
     }
 }
 
-/// The process that has the lock. None if nobody has it, or one that has no number here, in
-/// another container: that shows as 0, which to kill(2) is the caller's own group.
+/// The process that has the lock. None if nobody has it, or one that has no number here, in another
+/// container. That shows as 0, which to kill(2) is the caller's own group.
 fn holder(lock: &libc::flock) -> Option<u32> {
     let held = lock.l_type != libc::F_UNLCK as libc::c_short;
     u32::try_from(lock.l_pid).ok().filter(|pid| held && *pid > 0)

@@ -1,4 +1,4 @@
-//! Chooses the program of the next daemon: the one that the mount began with, the one that is
+//! Chooses the program of the next daemon. It is the one that the mount began with, the one
 //! installed now, or the one that served after the last upgrade.
 
 use std::fs::{File, OpenOptions};
@@ -17,14 +17,14 @@ pub struct Programs {
     wanted: bool,
     /// It is executed, and has not served so far.
     tried: bool,
-    /// What came up at the last upgrade, whatever has become of its file; none: the program that
+    /// What came up at the last upgrade, whatever has become of its file. None: the program that
     /// this process runs, even if its file has been replaced.
     upgraded: Option<File>,
     /// What serves is not what was wanted last.
     former: bool,
     /// Upgrades that were asked for.
     asked: u64,
-    /// Those that had been when what is executed was started.
+    /// The upgrades that had been asked for when the program that is executed was started.
     heeded: u64,
 }
 
@@ -81,9 +81,9 @@ impl Programs {
         }
     }
 
-    /// It died. Whether that means that another one is to be executed from now on: what is tried
-    /// and does not serve, or crashes, gives way to what was there before it; what somebody kills
-    /// has done nothing wrong.
+    /// It died. Whether that means that another one is to be executed from now on. A program that
+    /// is tried and does not serve, or crashes, gives way to the one before it. A program that
+    /// somebody kills has done nothing wrong.
     pub fn died(&mut self, death: Death) -> bool {
         let gives_way = std::mem::take(&mut self.tried)
             || (death == Death::Failed && self.upgraded.take().is_some());

@@ -33,7 +33,7 @@ impl Signals {
         Ok(Signals(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Those that have come.
+    /// The signals that have come.
     pub fn read(&self) -> io::Result<Vec<i32>> {
         let mut info = [0u8; AT_A_TIME * INFO_BYTES];
         // SAFETY: the kernel writes at most info.len() bytes to it.

@@ -59,8 +59,8 @@ impl UpperServers {
         Ok((client.info().clone(), squashes))
     }
 
-    /// Greets in our own name, and in the names of the servers that wait for exports of ours: one of the
-    /// servers above may be ours, or wait for ours.
+    /// Greets in our own name, and in the names of the servers that wait for exports of ours. One
+    /// of the servers above may be ours, or wait for ours.
     async fn greet_for_all(&self) -> std::result::Result<FsInfo, UnavailableReason> {
         let options = self.options().map_err(UnavailableReason::Wrong)?;
         let first = self.greet(&options, self.node).await;

@@ -241,7 +241,7 @@ mod tests {
         assert!(data[0].pages().is_none() && *data[0] == content(1)[..]);
     }
 
-    /// A pipe has room for so many pieces, however small they are: it was full with little in it,
+    /// A pipe has room for so many pieces, however small they are. It was full with little in it,
     /// which the system tells as if nothing had come, and nothing was read any more.
     #[test]
     fn what_comes_in_small_pieces_arrives_too() {

@@ -19,8 +19,8 @@ const SCRATCH_BYTES: usize = 64 << 10;
 const SCRATCH_BULK_BYTES: usize = 512;
 /// Data from this size on counts as large.
 const BULK_BYTES: usize = 32 << 10;
-/// While at least this much of a frame's data is missing the kernel is asked to wake us
-/// only when a good part of it is there, instead of at every few segments.
+/// While at least this much of a frame's data is missing the kernel wakes us only when a good part
+/// of it is there. Otherwise it would wake us at every few segments.
 const PATIENT_FROM_BYTES: usize = 128 << 10;
 /// How much that part is at most.
 const PATIENT_FOR_BYTES: usize = 256 << 10;
@@ -64,8 +64,8 @@ thread_local! {
 }
 
 impl Receiver {
-    /// Nothing yet. What comes by a Unix socket comes in pieces as small as that socket's buffer:
-    /// to move each of them takes more calls than to read them.
+    /// Nothing yet. What comes by a Unix socket comes in pieces as small as that socket's buffer.
+    /// To move each of them takes more calls than to read them.
     pub(super) fn new(peer: Peer) -> Receiver {
         let in_pages_from = if matches!(peer, Peer::Ip(_)) { 0 } else { u64::MAX };
         Receiver { in_pages_from, ..Receiver::default() }

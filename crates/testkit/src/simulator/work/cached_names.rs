@@ -1,4 +1,4 @@
-//! One client gives a name to one file after the other, and keeps the former ones; the others open
+//! One client gives a name to one file after the other, and keeps the former ones. The others open
 //! what they have once found by the name. It must be opened if it has the name, and neither opened
 //! nor cut if it has not.
 

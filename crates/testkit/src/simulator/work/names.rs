@@ -1,4 +1,4 @@
-//! Several clients pass tokens around by changes of names, of which each must happen once:
+//! Several clients pass tokens around by changes of names, of which each must happen once. They are
 //! mkdir, rename, link, unlink, rmdir, exclusive create, a name for a file that had none, and
 //! extended attributes that must not be there.
 

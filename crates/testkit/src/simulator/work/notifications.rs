@@ -1,7 +1,7 @@
-//! What a server tells its clients and asks them of its own accord. Several clients have files
-//! open and change them: in calm each that has one open, and caches, is notified soon after another
-//! has changed it, and nobody else is. And the server is looked at, and asks clients for the jobs
-//! of their callers: one that does not answer holds up nobody.
+//! What a server tells its clients and asks them of its own accord. Several clients have files open
+//! and change them. In calm each that has one open, and caches, is notified soon after another has
+//! changed it, and nobody else is. And the server is looked at, and asks clients for the jobs of
+//! their callers: one that does not answer holds up nobody.
 
 mod disruption;
 

@@ -106,8 +106,8 @@ impl OwnFiles {
     fn allow(&self, result: Result<(), Error>, client: &SimClient) -> Outcome<bool> {
         match result {
             Ok(()) => Ok(false),
-            // A file that was made just before the loss of power can be gone whatever is
-            // kept, and a client that has it open is notified.
+            // A file that was made just before the loss of power can be gone whatever is kept. A
+            // client that has it open is notified.
             Err(error) if error.errno() == Errno::EIO => Ok(true),
             Err(error) => Err(client.failed("sync or close")(error)),
         }

@@ -33,8 +33,8 @@ pub(super) struct Words {
     limited: bool,
 }
 
-/// Calls of one client that may fail because the server is away: each of them may have been
-/// carried out or not, and what could have happened has to be looked through.
+/// Calls of one client that may fail because the server is away. Each of them may have been carried
+/// out or not. What could have happened has to be looked through.
 const LATE_MAX: u64 = 3;
 
 fn apply(words: &[u64], deed: &Deed) -> Option<Vec<u64>> {

@@ -82,7 +82,7 @@ impl Sink for GivenUp {
     }
 }
 
-/// Of a process that was killed while the other end has stopped in the middle of its answer: the
+/// Of a process that was killed while the other end has stopped in the middle of its answer. The
 /// memory for that kept it from ending.
 #[test]
 fn what_nobody_waits_for_any_more_goes_nowhere() {

@@ -1,5 +1,6 @@
-//! One disruption of a calm system: the server dies, with its machine or alone, or a client is away for a
-//! while, or for so long that its session ends. Afterwards every client has its files open again.
+//! One disruption of a calm system. The server dies, with its machine or alone, or a client is away
+//! for a while, or for so long that its session ends. Afterwards every client has its files open
+//! again.
 
 use std::time::Duration;
 
