@@ -1,7 +1,7 @@
 //! The raw denominators: two plain blocking processes and one loopback TCP connection.
 //!
-//! - stream: one side writes 1 MiB messages, the other reads them whole; nothing comes
-//!   back but one byte at the end, so that what was counted has arrived.
+//! - stream: one side writes 1 MiB messages, the other reads them whole. Nothing comes back but one
+//!   byte at the end, so that what was counted has arrived.
 //! - ping-pong: 64 bytes there, 4 KiB back, as a small read over a wire would be.
 //!
 //! The server is this program started again. Both sides set `TCP_NODELAY`, touch the

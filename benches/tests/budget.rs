@@ -9,8 +9,8 @@ use dray_bench::layers;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Operation, then most allocations at the client, at the server (with the file system in
-/// memory), bytes copied beside the backend's own, round trips, system calls of each end.
+/// Operation, then the most allocations at the client and at the server, whose file system is in
+/// memory. Then bytes copied beside the backend's own, round trips, system calls of each end.
 struct Budget {
     op: &'static str,
     client_allocations: f64,

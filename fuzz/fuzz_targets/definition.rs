@@ -1,5 +1,5 @@
-//! Whatever a server gives as the definition of a projection: an error, or a definition that can be used and
-//! that its canonical text says again.
+//! Whatever a server gives as the definition of a projection is an error, or can be used. Then its
+//! canonical text says the same.
 #![no_main]
 
 use dray_core::FileId;

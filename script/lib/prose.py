@@ -54,7 +54,7 @@ def blocks(text):
 def comments(text):
     """Paragraphs of the comments of a Rust source, each with its first line's number.
 
-    Items of lists, tables and lines of code in a comment are left apart. Comments behind code are left out.
+    Items of lists stand alone. Tables, lines of code, and comments behind code are left out.
     """
     number, lines, kind, fenced = 0, [], None, False
 
@@ -76,7 +76,7 @@ def comments(text):
         if comment[1] != kind or not words or fenced or re.match(r"([-*|#]|\d+\.)", words):
             yield from finished()
         kind = comment[1]
-        if words and not fenced:
+        if words and not fenced and not words.startswith("|"):
             if not lines:
                 number = at
             lines.append(words)

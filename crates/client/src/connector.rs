@@ -19,7 +19,7 @@ pub struct ConnectOptions {
     /// How long a call waits for a server that is away before it fails with `EHOSTDOWN`;
     /// none: for ever.
     pub timeout: Option<Duration>,
-    /// What was written and is not known to be on media is kept up to this size, to be sent again
+    /// What was written and is not known to be on media is kept up to this size. It is sent again
     /// should the server's machine lose power. 0: its loss is only reported.
     pub replay_bytes: u64,
     /// What is open is cached: the server is to tell of changes by others

@@ -240,9 +240,10 @@ pub struct FsInfo {
 }
 
 impl FsInfo {
-    /// The generation of a root by which clients know, before they have met a server, that ids are learned from
-    /// names: a call by an id that a server has not met fails with an [unmet](crate::Error::is_unmet)
-    /// `ESTALE`, and [`FileSystem::learn`](crate::FileSystem::learn) helps.
+    /// The generation of a root by which clients know, before they have met a server, that ids are
+    /// learned from names. A call by an id that a server has not met fails with an
+    /// [unmet](crate::Error::is_unmet) `ESTALE`, and
+    /// [`FileSystem::learn`](crate::FileSystem::learn) helps.
     pub const LEARNING_ROOT: u64 = 0x006c_6561_726e_6564;
 
     /// Whether ids are learned from names.

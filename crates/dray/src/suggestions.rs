@@ -5,9 +5,10 @@ const SAME: [(&str, &str); 3] = [("ro", "read_only"), ("read_only", "ro"), ("rea
 /// So many letters of a longer word stand for it.
 const BEGINNING_MIN: usize = 3;
 
-/// The known word nearest to `word`, if it is near. Near is another name for it, one that a third
-/// of the letters of the longer one at most keep apart, the same two letters, or the only one or
-/// shortest that begins so. Of a word of two or three letters one that differs in two is no match.
+/// The known word nearest to `word`, if it is near. Near is another name for it, or one that
+/// differs in a third of the letters of the longer one at most. So is one with the same two
+/// letters, and the only or shortest one that begins so. Of a word of two or three letters one that
+/// differs in two is no match.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let known: Vec<&str> = known.into_iter().collect();
     let same = |other: &&str| SAME.contains(&(word, *other));

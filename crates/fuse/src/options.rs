@@ -63,9 +63,9 @@ pub struct Options {
     pub negative_validity: Duration,
     /// Worker threads; 0: as many as CPUs are allowed, at most [`WORKERS_MAX`].
     pub workers: usize,
-    /// Entries that wait for requests in a ring's queue, for each CPU. There are fewer where there
-    /// are so many CPUs that their payloads (1 MiB each) would take more than 256 MiB or a
-    /// sixteenth of the memory.
+    /// Entries that wait for requests in a ring's queue, for each CPU. There are fewer on machines
+    /// with many CPUs: the payloads of 1 MiB each take at most 256 MiB and a sixteenth of the
+    /// memory.
     pub ring_depth: usize,
     /// Ring entries that may be added for requests that block, in the whole mount. There are at
     /// most 256, or [`wake_queues`](crate::wake_queues) would not reach behind all of them.

@@ -1,5 +1,6 @@
-//! Read-ahead and merged writes at the server change nothing that applications can see: the directed suite
-//! and generated sequences with the layer around memory and posix, and under a whole server.
+//! Read-ahead and merged writes at the server change nothing that applications can see. The
+//! directed suite and generated sequences run with the layer around memory and posix, and under a
+//! whole server.
 
 mod site;
 

@@ -67,9 +67,9 @@ impl OpenedDescriptor {
         OpenedDescriptor { fd, granted, unchanging: false }
     }
 
-    /// What a client has had open, `fd`, is opened again as the server, for reading alone where the
-    /// file system below takes no changes any more. Then it goes on to be read, and its changes
-    /// fail.
+    /// What a client has had open, `fd`, is opened again as the server. It is for reading alone
+    /// where the file system below takes no changes any more. Then it goes on to be read, and its
+    /// changes fail.
     pub(super) fn again(
         core: &Core,
         fd: BorrowedFd<'_>,

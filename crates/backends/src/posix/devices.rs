@@ -1,10 +1,11 @@
 //! Inode numbers of an export that has several devices.
 //!
 //! An overlay of several file systems shows each file with the device and the inode number of its
-//! layer, unless `xino` has spare bits for the layer (`ovl_map_dev_ino` in fs/overlayfs/inode.c).
-//! Clients see one device for all of a mount. So the number of a file on another device than the
-//! export's root is made of both. Two files of different devices then have different numbers
-//! everywhere. A file on the export's own device keeps the number of the file system below.
+//! layer. It does not where `xino` has spare bits for the layer (`ovl_map_dev_ino` in
+//! fs/overlayfs/inode.c). Clients see one device for all of a mount. So the number of a file on
+//! another device than the export's root is made of both. Two files of different devices then have
+//! different numbers everywhere. A file on the export's own device keeps the number of the file
+//! system below.
 //!
 //! Nothing is stored for that. A device number lasts as long as the mount below, which outlasts the
 //! server. A new mount of such an overlay numbers its directories anew, too (`ovl_map_ino`).

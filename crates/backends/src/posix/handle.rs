@@ -149,8 +149,8 @@ mod tests {
         }
     }
 
-    /// An export of an XFS that was mounted anew with the other option, or had it changed while it
-    /// was mounted, had none of its files any more.
+    /// An XFS could be mounted anew with the other option, or have it changed while it was mounted.
+    /// Its export had none of its files any more.
     #[test]
     fn a_file_of_xfs_has_one_id_whichever_of_its_handles_is_seen() {
         let root = handle(INO32_GEN, &[128, 0, 0, 0, 7, 0, 0, 0]);

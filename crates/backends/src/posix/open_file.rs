@@ -275,8 +275,8 @@ impl OpenFile for PosixFile {
         // blocks that were reserved are given back.
         let is_quick = !file.write_back.is_due() && !self.core.lanes.are_busy();
         let inline = self.core.stays(Lane::Closes) || self.core.inline && is_quick;
-        // A file system of a program or over a network gives a file another name that is removed
-        // while it is open, and the directory does not become empty. A close begins before the
+        // A file system of a program or over a network gives another name to a file that is removed
+        // while it is open. Then the directory does not become empty. A close begins before the
         // removal that comes behind it.
         let lane = if self.core.below.is_local() { Lane::Closes } else { Lane::Changes };
         let lane = ((lane, self.id()), inline);

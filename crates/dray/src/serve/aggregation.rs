@@ -67,9 +67,9 @@ pub struct PendingFile<'a> {
     pub era: PendingEra,
 }
 
-/// Writes what a former server has left pending, whether the option is on now or not, and puts the
-/// layer around `fs` if it is on. None: it is off. Errors: the file below or the one for pending data
-/// is not to be had; nothing is lost.
+/// Writes what a former server has left pending, whether the option is on now or not. Puts the
+/// layer around `fs` if it is on. None: it is off. Errors: the file below or the one for pending
+/// data is not to be had; nothing is lost.
 pub fn aggregate(
     plan: AggregationPlan,
     pending: &PendingFile<'_>,

@@ -1,7 +1,7 @@
 //! Connections from ports that ordinary users may not use.
 //!
-//! A server that asks for no key takes such a port as a sign that the client's machine vouches for
-//! who calls, as NFS servers do. The call bindresvport(3) would do for a few connections of one
+//! A server that asks for no key takes such a port as a sign. The client's machine vouches for its
+//! users then, as with NFS servers. The call bindresvport(3) would do for a few connections of one
 //! machine. It keeps a port from every other connection, and gives up where the ports are in use
 //! for another server.
 

@@ -62,10 +62,10 @@ unsafe impl Send for Area {}
 unsafe impl Sync for Area {}
 
 impl Area {
-    /// The area of `state`: a predecessor's, or a new one with room for `slots` entries.
-    /// Memory is taken for those parts that are used. Errors: those of ftruncate(2) and
-    /// mmap(2); `EADDRINUSE` if the addresses of a predecessor are taken in this process;
-    /// `EINVAL` if what it says of itself cannot be.
+    /// The area of `state`: a predecessor's, or a new one with room for `slots` entries. Memory is
+    /// taken for those parts that are used. Errors: those of ftruncate(2) and mmap(2); `EADDRINUSE`
+    /// if the addresses of a predecessor are taken in this process. `EINVAL` if what it says of
+    /// itself cannot be.
     pub(crate) fn open(state: &State, slots: usize) -> io::Result<Area> {
         let region = &state.region;
         let (address, known) = (region.load(header::RING_ADDRESS), region.load(header::RING_SLOTS));

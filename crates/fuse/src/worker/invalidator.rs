@@ -278,9 +278,9 @@ fn hear(invalidator: &Weak<Invalidator>, (number, before): (u64, u64), mut dropp
     }
 }
 
-/// Has the kernel behind `device` drop what it has cached of the nodes that are read from `nodes`,
-/// as [`Host::start_invalidator`](crate::Host::start_invalidator) writes them there, until these
-/// end. How many it has dropped so far is written to `dropped`.
+/// Has the kernel behind `device` drop its cache of the nodes that are read from `nodes`, as
+/// [`Host::start_invalidator`](crate::Host::start_invalidator) writes them there, until these end.
+/// How many it has dropped so far is written to `dropped`.
 ///
 /// For a process that has nothing else to do and is no daemon: it waits as any application does.
 /// Errors: those of reading `nodes` and of writing to `dropped`.

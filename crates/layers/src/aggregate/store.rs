@@ -262,8 +262,8 @@ fn open_locked(path: &Path, make: bool) -> io::Result<File> {
     }
 }
 
-/// Takes all blocks from the disk: a store to mapped memory without a block behind it would kill the
-/// process (SIGBUS) once the disk is full.
+/// Takes all blocks from the disk. Once the disk is full, a store to mapped memory without a block
+/// behind it would kill the process (SIGBUS).
 fn reserve(file: &File, bytes: usize) -> io::Result<()> {
     // SAFETY: no memory is passed; the descriptor is open.
     match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, bytes as libc::off_t) } {

@@ -1,9 +1,9 @@
 //! A file system over several servers, each call at the server that the mapping names.
 //!
-//! The servers share one file system below, so that each of them could carry out any call. A file is
-//! used at its home server only, and a name only at its directory's server. So everything that one
-//! server promises about a file or a name (atomic calls, locks, appends, exclusive creation) holds for
-//! the whole projection, and servers need not speak with each other.
+//! The servers share one file system below, so that each of them could carry out any call. A file
+//! is used at its home server only, and a name only at its directory's server. So all that one
+//! server promises about a file or a name (atomic calls, locks, appends, exclusive creation) holds
+//! for the whole projection. Servers need not speak with each other.
 
 use std::sync::Arc;
 

@@ -53,8 +53,8 @@ impl PlacedServers {
         })
     }
 
-    /// Tells a server where a file is: by its name, and by those of the directories above as far as the
-    /// server has not met them either.
+    /// Tells a server where a file is: by its name, and by those of the directories above that the
+    /// server has not met.
     pub(super) async fn teach(&self, cx: &Context, at: ServerIndex, id: FileId) -> Result<()> {
         let mut unmet = vec![id];
         while let Some(id) = unmet.last().copied() {
@@ -75,8 +75,9 @@ impl PlacedServers {
         Ok(())
     }
 
-    /// Tells servers that a file or directory was renamed at the server `at`: they may have to find it before
-    /// this client uses it again, such as after a restart. What fails is made up for by the next call.
+    /// Tells servers that a file or directory was renamed at the server `at`. They may have to find
+    /// it before this client uses it again, such as after a restart. What fails is made up for by
+    /// the next call.
     pub(super) async fn show_renamed(
         &self,
         cx: &Context,

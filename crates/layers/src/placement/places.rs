@@ -1,7 +1,7 @@
 //! Names by which this client has met files, for servers that have to learn ids from names.
 //!
-//! What is forgotten costs the application nothing that it notices by a path: its call fails with `ESTALE`, and
-//! its kernel looks the path up again.
+//! A forgotten place costs an application that uses paths nothing: its call fails with `ESTALE`,
+//! and its kernel looks the path up again.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

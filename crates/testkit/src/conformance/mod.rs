@@ -1,7 +1,7 @@
 //! Anything that serves files, held against the model and against its own promises.
 //!
-//! - [`run`] carries out a sequence of [`Step`]s on a [`StepTarget`] and on the model side by
-//!   side, compares every answer, and compares the whole trees at the end.
+//! - [`run`] carries out a sequence of [`Step`]s on a [`StepTarget`] and on the model side by side.
+//!   It compares every answer, and compares the whole trees at the end.
 //! - [`FsTarget`] is one or more `FileSystem` objects over one store: one or several
 //!   clients whose steps come interleaved.
 //! - [`PathTarget`] is one or more directories over one store, used by system calls: a

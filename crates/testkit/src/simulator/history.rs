@@ -111,8 +111,8 @@ fn search<S: Clone + Eq + Hash, K>(
 }
 
 /// Whether no read finds what an answered write had replaced. Such a write is one that was asked
-/// for after the write of what is found, and answered before the read; or that another read had
-/// found replaced. Weaker than [`linearizable`]: a write that was not answered may be seen, be
+/// for after the write of what is found, and answered before the read. So is one that another read
+/// had found replaced. Weaker than [`linearizable`]: a write that was not answered may be seen, be
 /// undone, and be made again.
 pub fn nothing_replaced_is_found(events: &[HistoryEvent]) -> bool {
     let writes = || {

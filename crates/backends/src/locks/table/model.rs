@@ -263,8 +263,8 @@ impl Beside {
     }
 }
 
-/// Over several files, whose locks have a mutex each: the order of arrival, owners that pass it
-/// because they have locks anywhere, and circles are those of one list of all.
+/// Over several files, whose locks have a mutex each, the order of arrival is that of one list of
+/// all. So are the owners that may pass it because they have locks anywhere, and so are circles.
 // proves: P57
 #[test]
 fn any_sequence_is_answered_as_by_a_list_of_all() {

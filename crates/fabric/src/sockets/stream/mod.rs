@@ -1,9 +1,9 @@
 //! Connections over a byte stream: TCP and Unix sockets.
 //!
 //! One task, the runner, reads and flushes; anybody may send. What is sent on the runner's thread
-//! goes out at the end of its event loop's tick, together with whatever else was sent in that tick.
-//! That is one system call and one wake-up of the other end for all of it. What other threads send,
-//! and what is large, goes out at once.
+//! goes out at the end of its event loop's tick, together with all else of that tick. That is one
+//! system call and one wake-up of the other end for all of it. What other threads send, and what is
+//! large, goes out at once.
 
 mod landing;
 mod queue;

@@ -61,8 +61,8 @@ pub(super) struct OwnDisks {
     ids: Mutex<IdMap<FileId, ObjectId>>,
 }
 
-/// The same request by the super-user, as its step of this number. No two changes of one request at one
-/// server have the same number, so that a client process after this one repeats each as what it was.
+/// The same request by the super-user, as its step of this number. No two changes of one request at
+/// one server have the same number. So a client process after this one repeats each as what it was.
 fn step(cx: &Context, number: u32) -> Context {
     let Origin { node, request: RequestId(request) } = cx.origin;
     let above = if request == 0 { 0 } else { u64::from(number) << STEP_SHIFT };

@@ -96,8 +96,8 @@ impl OwnDisksFile {
         }
     }
 
-    /// Where an object ends before the file does there is a hole. The size is asked for first, and then
-    /// the object again: what is in a block that was written before the size grew is not missed.
+    /// Where an object ends before the file does there is a hole. The size is asked for first, and
+    /// then the object again. So a block that was written before the size grew is not missed.
     async fn complete(
         &self,
         cx: &Context,
@@ -178,9 +178,10 @@ impl OwnDisksFile {
         part.write(&step(cx, number), how, data).await
     }
 
-    /// One target knows its end. Over several the end is asked for under a lock of one object, which nobody
-    /// else locks. A client that dies gives the lock up with its session. A client process that takes over
-    /// gives up what the one before had open at all targets but the home, so that the lock is not there.
+    /// One target knows its end. Over several the end is asked for under a lock of one object,
+    /// which nobody else locks. A client that dies gives the lock up with its session. A client
+    /// process that takes over gives up what the one before had open at all targets but the home.
+    /// So the lock is not there.
     pub(super) async fn append(
         &self,
         cx: &Context,
