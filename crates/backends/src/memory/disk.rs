@@ -9,11 +9,11 @@ use super::{MemoryFs, MemoryOptions, Shared};
 /// A disk that can lose power, for the simulator.
 ///
 /// - Operations change the volatile side. Each change of names or attributes is one
-///   record of a journal, and records become durable in order, as on ext4: syncing a file
+///   record of a journal, and records become durable in order, as on ext4. Syncing a file
 ///   or a directory makes all records up to its last one durable, and the file's data.
 /// - [`MemoryDisk::crash`] keeps what is durable, then a random prefix of the journal,
 ///   and of the data not synced each 4 KiB chunk or not. A chunk written since the file
-///   was cut can survive only if the cut did, so that no data come back that a durable
+///   was cut can survive only if the cut did. So no data come back that a durable
 ///   truncation removed. One thing is weaker than ext4's ordered mode: a size may
 ///   survive without the data behind it, which then read as zeros.
 /// - collapse and insert of ranges make the file durable first and themselves at once.
