@@ -79,8 +79,8 @@ fn who_mounts_again_at_once_can_ask_for_status_and_upgrade() {
     });
 }
 
-/// Nor does a former supervisor that is late take the next mount for its own. The kernel's list of
-/// connections is not mounted here, as in many containers.
+/// Nor does a former supervisor that is late take the next mount for its own. That holds where the
+/// kernel's list of connections is not mounted, as in many containers.
 #[test]
 fn who_mounts_again_at_once_keeps_the_mount_without_the_list_of_connections() {
     if common::skipped() {

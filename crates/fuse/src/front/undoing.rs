@@ -1,11 +1,10 @@
 //! Keeps the kernel from undoing failed writes, by which it would cut off what other clients wrote.
 //!
-//! A write of aio(7) or io_uring(7), and one past the cache of a mount that has one, is a special
-//! case. The kernel takes it to make the file longer if it goes beyond the size that this kernel
-//! last heard of. If such a write fails, or is done in part only, the kernel cuts the file to that
-//! size (`fuse_direct_IO` in fs/fuse/file.c). It does so whatever others have written behind it.
-//! The cut looks like ftruncate(2), but comes from the thread that wrote, soon, and in another
-//! system call.
+//! A write of aio(7) or io_uring(7), and one past the cache of a mount that has one, can make the
+//! file longer. The kernel takes it to do so if it goes beyond the size that this kernel last heard
+//! of. If such a write fails, or is done in part only, the kernel cuts the file to that size
+//! (`fuse_direct_IO` in fs/fuse/file.c). It does so whatever others have written behind it. The cut
+//! looks like ftruncate(2), but comes from the thread that wrote, soon, and in another system call.
 //!
 //! It may be one that was meant all the same: io_uring(7) can cut files, too, and its threads are in no
 //! call that tells. So it is refused by an error, once, which the kernel does not look at when it undoes.
