@@ -31,9 +31,9 @@ pub async fn connect(
 
 /// A client of one export. Its calls are made in the name of this process. Cheap to clone.
 ///
-/// To be used by tasks of the executor on which it was connected. Errors of its calls by path:
-/// those of path_resolution(7), `ENAMETOOLONG` for a name of more than 255 bytes, and those of the
-/// file system at the server. `EHOSTDOWN` when the server has been away for longer than
+/// To be used by tasks of the executor on which it was connected. Errors of its calls by path are
+/// those of path_resolution(7) and of the file system at the server. A name of more than 255 bytes
+/// is `ENAMETOOLONG`. `EHOSTDOWN` when the server has been away for longer than
 /// [`ConnectOptions::timeout`].
 #[derive(Clone)]
 pub struct Client {
