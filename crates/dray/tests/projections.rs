@@ -142,11 +142,6 @@ fn what_cannot_be_served_ends_the_start() {
         (definition(&[&other], &path, ""), &[], "say which of the servers it is, with --server"),
         (good.clone(), &["--server", "tcp://io9"], "`tcp://io9` is among the servers of none"),
         (good.clone(), &["--export", "scratch=/tmp"], "two exports are called `scratch`"),
-        (
-            definition(&[&rig], Path::new("/proc"), ""),
-            &[],
-            "cannot export /proc as `scratch`: the servers of a projection sign ids",
-        ),
     ] {
         let said = refused(&text, more);
         assert!(said.contains(words), "{text}: {said}");
