@@ -15,7 +15,7 @@ DISK_FILE_MIB=${DISK_FILE_MIB:-64}
 SIZES=${SIZES:-4k 8k 16k 32k 64k 128k 256k 512k 1m}
 STRIPE_SIZES=${STRIPE_SIZES:-2k 8k 32k 128k 512k 1m}
 OPENERS=${OPENERS:-512}
-PARTS=${PARTS:-single clients opens placement stripe}
+PARTS=${PARTS:-single clients opens placement stripe aggregate}
 
 bench_parallel() {
     build_all
@@ -74,11 +74,11 @@ make_disk() {
 
 # --- servers and mounts ----------------------------------------------------------------
 
-# serve_here NAME DIRECTORY: one server of one export; its address is in $ADDRESS.
+# serve_here NAME DIRECTORY [OPTION,...]: one server of one export; its address is in $ADDRESS.
 serve_here() {
     local port
     port=$(free_port $((17500 + RANDOM % 2000)))
-    start "$1" "$DRAY" serve --export "data=$2,squash=none" --listen "tcp://127.0.0.1:$port" \
+    start "$1" "$DRAY" serve --export "data=$2,squash=none${3:+,$3}" --listen "tcp://127.0.0.1:$port" \
         --state "$WORK/state.$1"
     SERVER=$STARTED
     wait_for 10 listens "$port"
@@ -93,37 +93,25 @@ mount_target() {
     wait_for 10 is_mounted "$WORK/$2"
 }
 
-# serve_projection NAME LAYOUT COUNT DIRECTORY...: COUNT servers. With one directory they share it; with
-# more each has its own, at the same path in a mount namespace of its own. Pids are in $SERVERS, the
-# target in $TARGET.
+# serve_projection NAME LAYOUT COUNT DIRECTORY: COUNT servers. `%n` in the directory is the number of a
+# server with a disk of its own. Pids are in $SERVERS, the target in $TARGET.
 serve_projection() {
-    local name=$1 layout=$2 count=$3 number ports=() list="" port command
-    shift 3
-    local file=$WORK/$name.toml path=$1
+    local name=$1 layout=$2 count=$3 path=$4 number ports=() list="" port
+    local file=$WORK/$name.toml
     port=$((19500 + RANDOM % 2000))
     for ((number = 0; number < count; number++)); do
         port=$(free_port $((port + 1)))
         ports+=("$port")
         list+="${list:+, }'tcp://127.0.0.1:$port'"
     done
-    if [ $# -gt 1 ]; then
-        path=$WORK/$name.target
-        mkdir -p "$path"
-    fi
     printf "[projection.data]\nlayout = '%s'\nservers = [%s]\npath = '%s'\nstripe = '64K'\n%s\n" \
         "$layout" "$list" "$path" "export = { squash = 'none' }" >"$file"
     SERVERS=()
-    for ((number = 0; number < count; number++)); do
-        command=("$DRAY" serve --projections "$file" --server "tcp://127.0.0.1:${ports[number]}"
-            --listen "tcp://127.0.0.1:${ports[number]}" --state "$WORK/state.$name.$number")
-        if [ $# -gt 1 ]; then
-            start "$name.$number" unshare -m sh -c "mount --bind \"\$0\" \"\$1\" && shift && exec \"\$@\"" \
-                "${@:number+1:1}" "$path" "${command[@]}"
-        else
-            start "$name.$number" "${command[@]}"
-        fi
+    for port in "${ports[@]}"; do
+        start "$name.$port" "$DRAY" serve --projections "$file" --server "tcp://127.0.0.1:$port" \
+            --listen "tcp://127.0.0.1:$port" --state "$WORK/state.$name.$port"
         SERVERS+=("$STARTED")
-        wait_for 10 listens "${ports[number]}"
+        wait_for 10 listens "$port"
     done
     TARGET=dray://127.0.0.1:${ports[0]}/data
 }
@@ -136,17 +124,24 @@ loads() {
 
 # --- parts -----------------------------------------------------------------------------
 
-# Figures 8 and 9: a client against the rate of its server's own disk.
+# Figures 8 and 9: a client against the rate of its server's own disk; with and without read-ahead and
+# merged writes at the server.
 part_single() {
+    local round load arm
     make_disk disk "$RATE_MIB"
-    "$BENCH" fill --dir "$WORK/disk" --jobs 1 --file-mib "$DISK_FILE_MIB"
-    serve_here single "$WORK/disk"
+    for arm in disk client merged; do
+        mkdir "$WORK/disk/$arm"
+        "$BENCH" fill --dir "$WORK/disk/$arm" --jobs 1 --file-mib "$DISK_FILE_MIB"
+    done
+    serve_here single "$WORK/disk/client"
     mount_target "dray://$ADDRESS/data" client
-    local round load
+    serve_here merging "$WORK/disk/merged" "read_ahead=64M,merge_writes=64M"
+    mount_target "dray://$ADDRESS/data" merged
     for ((round = 0; round < ROUNDS; round++)); do
         for load in $(loads "$SIZES"); do
-            measure disk "$round" --dir "$WORK/disk" "$load"
+            measure disk "$round" --dir "$WORK/disk/disk" "$load"
             measure client "$round" --dir "$WORK/client" "$load"
+            measure merged "$round" --dir "$WORK/merged" "$load"
         done
     done
 }
@@ -216,17 +211,13 @@ part_placement() {
 
 # Figure 11: one file over the disks of one, two and four servers.
 part_stripe() {
-    local round count load number disks=()
-    for number in 0 1 2 3; do
+    local round count load number
+    for number in 1 2 3 4; do
         make_disk "target$number" "$STRIPE_RATE_MIB"
         mkdir "$WORK/target$number/"{1,2,4}
     done
     for count in 1 2 4; do
-        disks=()
-        for ((number = 0; number < count; number++)); do disks+=("$WORK/target$number/$count"); done
-        # A single directory would be taken for a shared one.
-        [ "$count" != 1 ] || disks+=("")
-        serve_projection "stripe$count" stripe "$count" "${disks[@]}"
+        serve_projection "stripe$count" stripe "$count" "$WORK/target%n/$count"
         mount_target "$TARGET" "mount$count"
         "$BENCH" fill --dir "$WORK/mount$count" --jobs 1 --file-mib "$DISK_FILE_MIB"
     done
@@ -237,4 +228,11 @@ part_stripe() {
             done
         done
     done
+}
+
+# Read-ahead and merged writes over a file system in user space that takes 2 ms for each call.
+part_aggregate() {
+    install_packages python3-pyfuse3
+    "$BENCH" aggregate --dray "$DRAY" --slow-fs script/lib/slow_fs.py --rounds "$ROUNDS" |
+        sed 's/"bench":"aggregate"/"bench":"parallel"/' >>"$RAW"
 }

@@ -2,10 +2,10 @@
 //!
 //! [`Aggregate`] stands around an export's file system. It recognises streams of reads and reads ahead in
 //! pieces of 1 MiB. It merges small writes into pieces of 1 MiB, which it writes later. There is one
-//! state for each file ([`file_state`]), whoever has the file open. All calls pass it.
+//! state for each file (`file_state`), whoever has the file open. All calls pass it.
 //!
 //! - *Calls on the same bytes* are kept apart by the server's ranges (ADR 0036), not here.
-//! - *Pending data* lie in a mapped file ([`store`]). A killed server loses none of them, and the next one
+//! - *Pending data* lie in a mapped file (`store`). A killed server loses none of them, and the next one
 //!   writes them before it serves ([`recover`]).
 //! - *Syncs* write pending data first. So do calls that see or change the size, times or space of a file.
 //! - *Read-ahead* is forgotten before and after each change of the same bytes.

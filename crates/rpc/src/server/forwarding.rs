@@ -44,7 +44,7 @@ impl ForwardingNodes {
         self.lock().own.insert(node, export.to_owned());
     }
 
-    /// The servers that were refused since `export` is not open, the last [`WAITING_MAX`] of them.
+    /// The servers that were refused since `export` is not open, the last `WAITING_MAX` of them.
     pub fn waiting_for(&self, export: &str) -> Vec<NodeId> {
         self.lock().waiting.get(export).into_iter().flatten().copied().collect()
     }
