@@ -19,7 +19,8 @@ fn tree(dir: &TempDir, extra: &[(&str, &str)]) {
     let module = format!("{suite}/mod.rs");
     let functions = format!("{suite}/names.rs");
     let files = [
-        ("docs/SEMANTICS.md", "## Promises\n\n| **P1** | One. |\n| **P2** | Two. |\n"),
+        ("docs/SEMANTICS.md", "## Promises\n\n| **P1** | One. |\n"),
+        ("docs/PROJECTIONS.md", "## Others\n\n| **P2** | Two. |\n"),
         ("crates/a/src/lib.rs", "/// It holds.\n// proves: P1, P2\n#[test]\nfn holds() {}\n"),
         (module.as_str(), "names::called(place)\n"),
         (functions.as_str(), "// proves: P2\npub(super) async fn called(place: &Place) {}\n"),
@@ -53,8 +54,8 @@ fn a_page_of_promises_has_all_tests() {
     let list = page.split("## Promises\n\n").nth(1).unwrap();
     assert_eq!(
         list,
-        "- **P1**\n  - `crates/a/src/lib.rs::holds`\n  - `script/suites/power.sh`\n\
-         - **P2**\n  - `crates/a/src/lib.rs::holds`\n  - \
+        "- **P1**\n  - `crates/a/src/lib.rs::holds`\n  - `script/suites/power.sh`\n\n\
+         ## Others\n\n- **P2**\n  - `crates/a/src/lib.rs::holds`\n  - \
          `crates/testkit/src/conformance/suite/names.rs::called`\n"
     );
 }
@@ -65,9 +66,9 @@ fn what_is_wrong_with_promises_is_found() {
     let names = "crates/testkit/src/conformance/suite/names.rs";
     let page = "docs/SEMANTICS.md";
     let cases: [(&str, &str, &str); 8] = [
-        (page, "| **P1** |\n| **P2** |\n| **P3** |\n", "P3 has no test"),
-        (page, "| **P1** |\n| **P2** |\n| **P2** |\n", "has P2 twice"),
-        (lib, "// proves: P1, P9\n#[test]\nfn holds() {}\n", "has no P9"),
+        (page, "| **P1** |\n| **P3** |\n", "P3 has no test"),
+        (page, "| **P1** |\n| **P2** |\n", "has P2 a second time"),
+        (lib, "// proves: P1, P9\n#[test]\nfn holds() {}\n", "has P9"),
         (lib, "// proves: P1,P2\n#[test]\nfn holds() {}\n", "has not the form"),
         (lib, "// proves P1, P2\n#[test]\nfn holds() {}\n", "has not the form"),
         (lib, "// proves: P1\nfn holds() {}\n", "holds is no test that runs"),
@@ -102,6 +103,33 @@ fn long_sentences_are_found_where_they_stand() {
     ];
     for (text, line) in cases {
         let path = dir.path().join("page.md");
+        fs::write(&path, &text).unwrap();
+        let path = path.to_str().unwrap();
+        let output = run("prose", &[path]);
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.success(), line.is_none(), "{text}: {said}");
+        let named = line.map(|line| format!("{path}:{line}: 26 words: "));
+        assert!(named.is_none_or(|named| said.starts_with(&named)), "{text}: {said}");
+    }
+}
+
+/// A comment of Rust is a document, too; behind a colon another sentence may begin.
+#[test]
+fn long_sentences_of_comments_are_found_where_they_stand() {
+    let dir = TempDir::new("prose").unwrap();
+    let words = |count: usize| vec!["word"; count].join(" ");
+    let (fits, long) = (words(25), words(26));
+    let cases = [
+        (format!("fn a() {{}} // {long}\n"), None),
+        (format!("/// {fits}: Word {}.\nfn a() {{}}\n", words(20)), None),
+        (format!("fn a() {{\n    // {}\n    // {}\n}}\n", words(20), words(6)), Some(2)),
+        (format!("//! {fits}\n//!\n//! {long}\n"), Some(3)),
+        (format!("//! - {fits}\n//! - {fits}\n"), None),
+        (format!("/// ```\n/// {long}\n/// ```\nfn a() {{}}\n"), None),
+        (format!("/// | {long} |\nfn a() {{}}\n"), None),
+    ];
+    for (text, line) in cases {
+        let path = dir.path().join("source.rs");
         fs::write(&path, &text).unwrap();
         let path = path.to_str().unwrap();
         let output = run("prose", &[path]);
