@@ -263,6 +263,20 @@ impl BufMut {
         self.room_bytes += rest.room_bytes;
     }
 
+    /// Undoes [`BufMut::split_off`] at the end of what is filled, once that end of `room_bytes` has been
+    /// read into. A connection that broke can have taken the end with it. Then `rest` is another
+    /// buffer, and both parts are copied into a new one.
+    pub fn with_rest(mut self, rest: BufMut, room_bytes: usize) -> BufMut {
+        if self.is_followed_by(&rest) {
+            self.rejoin(rest);
+            return self;
+        }
+        let mut all = BufMut::heap(self.len() + room_bytes);
+        all.put(self.filled());
+        all.put(rest.filled());
+        all
+    }
+
     /// Ends the filling: the filled part, to be shared.
     pub fn freeze(self) -> Buf {
         Buf { start: self.start, len_bytes: self.filled_bytes, owner: self.owner }

@@ -132,7 +132,9 @@ pub struct Context {
 
 /// Requests have smaller numbers than this bit. The bits from it on tell the parts of a request
 /// apart; the last one is that of numbers that a client gives by itself.
-const PART_SHIFT: u32 = 50;
+const PART_SHIFT: u32 = 48;
+/// Parts of one request have smaller numbers.
+const PARTS_MAX: usize = 1 << 14;
 
 /// The guards that the steps of one request keep until its last step has ended, such as replay
 /// slots. If the client process dies in between, the next process finds the guards taken. So no
@@ -167,9 +169,13 @@ impl Context {
         }
     }
 
-    /// The same for one of the calls that one request makes at the same time, with its number from
-    /// 0 on. A client process that follows one that died in between knows each of them again.
+    /// The same for one of the calls that one request makes, with its number from 0 on. A client
+    /// process that follows one that died in between knows each of them again.
+    ///
+    /// # Panics
+    /// If the number is 16,384 or more.
     pub fn part(&self, number: usize) -> Context {
+        assert!(number < PARTS_MAX, "a request has so many parts at most");
         let Origin { node, request: RequestId(request) } = self.origin;
         let part = if request == 0 { 0 } else { (number as u64) << PART_SHIFT };
         Context { origin: Origin { node, request: RequestId(request | part) }, ..self.clone() }

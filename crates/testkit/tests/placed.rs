@@ -191,6 +191,9 @@ fn blocks_are_used_at_their_servers_and_at_home_where_those_cannot_open_the_file
     let content: Vec<u8> = (0..12_288_u32).map(|at| (at % 251) as u8).collect();
     let (whole, first) = block_on(through_failing(Op::Read, Errno::EIO));
     assert_eq!((whole, first), (Err(Errno::EIO), Ok(content[..4096].to_vec())));
+    // Both further servers have lost the file, which two parts of one request find out at once.
+    let (whole, first) = block_on(through_failing(Op::Read, Errno::ESTALE));
+    assert_eq!((whole, first), (Ok(content.clone()), Ok(content[..4096].to_vec())));
     for errno in [Errno::ESTALE, Errno::EACCES, Errno::ENFILE] {
         let (whole, first) = block_on(through_failing(Op::Open, errno));
         assert_eq!((whole, first), (Ok(content.clone()), Ok(content[..4096].to_vec())));

@@ -8,6 +8,8 @@ use super::places::FilePlace;
 
 /// Deepest directory whose path is said to a server.
 const DEPTH_MAX: usize = 4096;
+/// Calls for one file at most: a server that forgets what it has just learned would be told for ever.
+const CALLS_MAX: usize = 4 * DEPTH_MAX;
 
 impl PlacedServers {
     /// Notes a name of a file, if a server may ask for it.
@@ -57,7 +59,8 @@ impl PlacedServers {
     /// server has not met.
     pub(super) async fn teach(&self, cx: &Context, at: ServerIndex, id: FileId) -> Result<()> {
         let mut unmet = vec![id];
-        while let Some(id) = unmet.last().copied() {
+        for _ in 0..CALLS_MAX {
+            let Some(id) = unmet.last().copied() else { return Ok(()) };
             if id == self.root() {
                 return Ok(());
             }
@@ -72,7 +75,7 @@ impl PlacedServers {
                 Err(error) => return Err(error.unmet(false)),
             }
         }
-        Ok(())
+        Err(unknown())
     }
 
     /// Tells servers that a file or directory was renamed at the server `at`. They may have to find

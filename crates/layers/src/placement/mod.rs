@@ -14,6 +14,7 @@ mod learning;
 mod mapping;
 mod own_disks;
 mod parse;
+mod parts;
 mod places;
 mod session;
 mod striped;

@@ -14,6 +14,7 @@ use dray_rt::sync::Semaphore;
 
 use super::fs::PlacedServers;
 use super::mapping::ServerIndex;
+use super::parts;
 
 /// Times that a part of a read is asked for once more because the file has grown meanwhile.
 const SHORT_READS_MAX: usize = 3;
@@ -116,11 +117,14 @@ impl StripedFile {
         }
     }
 
-    /// Whether the home has to make a call that another server has just refused, because that server has the
-    /// file no longer.
+    /// Whether the home has to make a call that another server has just refused, because that server
+    /// has the file no longer.
     fn goes_home(&self, server: ServerIndex, errno: Errno) -> bool {
         let lost = matches!(errno, Errno::ESTALE | Errno::EBADF) && server != self.home.0;
-        lost && !self.at_home_alone.swap(true, Ordering::Relaxed)
+        if lost {
+            self.at_home_alone.store(true, Ordering::Relaxed);
+        }
+        lost
     }
 
     async fn read_part(
@@ -129,9 +133,10 @@ impl StripedFile {
         (server, at): (ServerIndex, u64),
         into: BufMut,
     ) -> Io<BufMut> {
+        let room = into.room();
         match self.at(cx, server).await.read(cx, at, into).await {
             Err((error, into)) if self.goes_home(server, error.errno()) => {
-                self.home.1.read(cx, at, into).await
+                self.home.1.read(cx, at, parts::with_room(into, room)).await
             }
             outcome => outcome,
         }
@@ -142,32 +147,26 @@ impl StripedFile {
             let server = self.shared.placement.block_at(self.id, at);
             return self.read_part(cx, (server, at), into).await;
         };
-        let mut before = into.split_off(into.len()); // what is in there stays
-        let mut rooms = Vec::with_capacity(parts.len());
-        for (_, range) in parts[1..].iter().rev() {
-            rooms.push(before.split_off((range.start - at) as usize));
+        let rest = into.split_off(into.len()); // what is in there stays
+        let room = rest.room();
+        match self.read_parts(cx, &parts, rest).await {
+            Ok(rest) => Ok(into.with_rest(rest, room)),
+            Err(error) => Err((error, into.with_rest(BufMut::heap(0), room))),
         }
-        rooms.push(before);
-        rooms.reverse();
+    }
+
+    /// Reads into an empty buffer.
+    async fn read_parts(&self, cx: &Context, parts: &[Part], into: BufMut) -> Result<BufMut> {
+        let lens = lens_of(parts);
         let contexts: Vec<Context> = (0..parts.len()).map(|number| cx.part(number)).collect();
+        let rooms = parts::split(into, &lens);
         let calls = parts.iter().zip(rooms).zip(&contexts).map(|(((server, range), room), cx)| {
             Box::pin(self.read_part(cx, (*server, range.start), room)) as Fut<'_, Io<BufMut>>
         });
-        let (mut rooms, mut failure) = (Vec::with_capacity(parts.len()), None);
-        for outcome in join_all(calls.collect()).await {
-            rooms.push(outcome.unwrap_or_else(|(error, room)| {
-                failure = failure.take().or(Some(error));
-                room
-            }));
-        }
-        if failure.is_none() {
-            failure = self.fill_gaps(cx, &parts, &mut rooms).await.err();
-        }
-        rooms.into_iter().for_each(|room| into.rejoin(room));
-        match failure {
-            Some(error) => Err((error, into)),
-            None => Ok(into),
-        }
+        let read: Io<Vec<BufMut>> = join_all(calls.collect()).await.into_iter().collect();
+        let mut rooms = read.map_err(|(error, _)| error)?;
+        self.fill_gaps(cx, parts, &mut rooms).await?;
+        Ok(parts::together(rooms, &lens))
     }
 
     /// A part that ended at the end of the file, before the file grew and the next part was read.
@@ -176,18 +175,16 @@ impl StripedFile {
             for _ in 0..SHORT_READS_MAX {
                 let later = rooms[number + 1..].iter().any(|room| !room.is_empty());
                 let room = &mut rooms[number];
-                if room.room() == 0 || !later {
+                let at = range.start + room.len() as u64;
+                if at == range.end || !later {
                     break;
                 }
-                let at = range.start + room.len() as u64;
-                let rest = room.split_off(room.len());
-                match self.read_part(cx, (*server, at), rest).await {
-                    Ok(rest) => room.rejoin(rest),
-                    Err((error, rest)) => {
-                        room.rejoin(rest);
-                        return Err(error);
-                    }
-                }
+                let mut part = std::mem::replace(room, BufMut::heap(0));
+                part = parts::with_room(part, (range.end - range.start) as usize);
+                let rest = part.split_off(part.len());
+                let left = rest.room();
+                let rest = self.read_part(cx, (*server, at), rest).await;
+                *room = part.with_rest(rest.map_err(|(error, _)| error)?, left);
             }
         }
         Ok(())
@@ -224,17 +221,10 @@ impl StripedFile {
             Box::pin(self.write_part(cx, (*server, how), from.slice(bytes)))
                 as Fut<'_, Result<usize>>
         });
-        let mut written = 0;
-        for (outcome, (_, range)) in join_all(calls.collect()).await.into_iter().zip(&parts) {
-            let part = match outcome {
-                Err(error) if written == 0 => return Err(error),
-                outcome => outcome.unwrap_or(0),
-            };
-            written += part;
-            if part as u64 != range.end - range.start {
-                break;
-            }
-        }
-        Ok(written)
+        parts::written(join_all(calls.collect()).await, &lens_of(&parts))
     }
+}
+
+fn lens_of(parts: &[Part]) -> Vec<usize> {
+    parts.iter().map(|(_, range)| (range.end - range.start) as usize).collect()
 }

@@ -220,8 +220,8 @@ impl RemoteFile {
         let rest = into.split_off(into.len());
         let room = rest.room();
         match self.read(cx, at, rest).await {
-            Ok(rest) => Ok(appended(into, rest, room)),
-            Err((error, rest)) => Err((error, appended(into, rest, room))),
+            Ok(rest) => Ok(into.with_rest(rest, room)),
+            Err((error, rest)) => Err((error, into.with_rest(rest, room))),
         }
     }
 
@@ -236,20 +236,6 @@ impl RemoteFile {
         }
         Ok(())
     }
-}
-
-/// The data that were read into the rest of a buffer, of so many bytes, behind those that were
-/// there.
-fn appended(mut into: BufMut, rest: BufMut, room: usize) -> BufMut {
-    if into.is_followed_by(&rest) {
-        into.rejoin(rest);
-        return into;
-    }
-    // A connection that broke took the rest with it.
-    let mut all = BufMut::heap(into.len() + room);
-    all.put(into.filled());
-    all.put(rest.filled());
-    all
 }
 
 impl OpenFile for RemoteFile {

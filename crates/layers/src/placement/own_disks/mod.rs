@@ -42,8 +42,6 @@ const OWN_ATTRIBUTES: &[u8] = b"trusted.dray.";
 
 /// Ids of objects that a client remembers. They never change, so that any may be forgotten.
 const KNOWN_IDS_MAX: usize = 64 << 10;
-/// Numbers of requests take fewer bits. Those above tell the steps of one request apart.
-const STEP_SHIFT: u32 = 44;
 
 /// Nobody says when others change a file at a target, so that nothing is kept of it.
 const NOT_KEPT: Validity =
@@ -64,10 +62,7 @@ pub(super) struct OwnDisks {
 /// The same request by the super-user, as its step of this number. No two changes of one request at
 /// one server have the same number. So a client process after this one repeats each as what it was.
 fn step(cx: &Context, number: u32) -> Context {
-    let Origin { node, request: RequestId(request) } = cx.origin;
-    let above = if request == 0 { 0 } else { u64::from(number) << STEP_SHIFT };
-    let origin = Origin { node, request: RequestId(request | above) };
-    Context { who: Identity::system(), origin, ..cx.clone() }
+    Context { who: Identity::system(), ..cx.part(number as usize) }
 }
 
 /// For what no request will repeat. Of no process, so that a lookup opens nothing for it.

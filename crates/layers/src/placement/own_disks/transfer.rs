@@ -12,7 +12,7 @@ use dray_core::{
 
 use super::file::OwnDisksFile;
 use super::{HOME, ObjectId, step, unrepeated};
-use crate::placement::ServerIndex;
+use crate::placement::{ServerIndex, parts};
 
 type Piece = (ServerIndex, Range<u64>);
 
@@ -46,8 +46,8 @@ impl OwnDisksFile {
         let rest = into.split_off(before);
         let room = rest.room();
         match self.read_pieces(cx, object, at, rest).await {
-            Ok(rest) => Ok(joined(into, rest, room)),
-            Err((error, rest)) => Err((error, joined(into, rest, room))),
+            Ok(rest) => Ok(into.with_rest(rest, room)),
+            Err((error, rest)) => Err((error, into.with_rest(rest, room))),
         }
     }
 
@@ -57,7 +57,7 @@ impl OwnDisksFile {
         cx: &Context,
         object: ObjectId,
         at: u64,
-        mut into: BufMut,
+        into: BufMut,
     ) -> Io<BufMut> {
         let pieces = self.pieces(object, at, into.room() as u64);
         if let [(target, _)] = pieces[..]
@@ -65,21 +65,16 @@ impl OwnDisksFile {
         {
             return self.read_piece(cx, (target, object), at, into).await; // short at the end only
         }
-        let total = into.room();
-        let mut parts: Vec<BufMut> = Vec::with_capacity(pieces.len());
-        for (_, range) in &pieces {
-            let rest = into.split_off((range.end - range.start) as usize);
-            parts.push(std::mem::replace(&mut into, rest));
-        }
-        let calls = pieces.iter().zip(parts).map(|((target, range), part)| {
+        let lens = lens_of(&pieces);
+        let calls = pieces.iter().zip(parts::split(into, &lens)).map(|((target, range), part)| {
             Box::pin(self.read_piece(cx, (*target, object), range.start, part)) as Fut<'_, _>
         });
         let read: Io<Vec<BufMut>> = dray_rt::join_all(calls.collect()).await.into_iter().collect();
-        let mut parts = read?;
-        if parts.iter().any(|part| part.room() > 0) {
-            parts = self.complete(cx, object, &pieces, parts).await?;
+        let mut read = read?;
+        if read.iter().zip(&lens).any(|(part, len_bytes)| part.len() < *len_bytes) {
+            read = self.complete(cx, object, &pieces, read).await?;
         }
-        Ok(together(parts, total))
+        Ok(parts::together(read, &lens))
     }
 
     async fn read_piece(
@@ -124,13 +119,14 @@ impl OwnDisksFile {
     ) -> Io<BufMut> {
         let end = range.end.min(size);
         let have = range.start + part.len() as u64;
-        if part.room() == 0 || have >= end {
+        if have >= end {
             return Ok(part);
         }
+        part = parts::with_room(part, (range.end - range.start) as usize);
         let rest = part.split_off(part.len());
         let room = rest.room();
         let rest = self.read_piece(cx, at, have, rest).await?;
-        part = joined(part, rest, room);
+        part = part.with_rest(rest, room);
         let have = range.start + part.len() as u64;
         part.put_zeros(end.saturating_sub(have) as usize);
         Ok(part)
@@ -153,18 +149,7 @@ impl OwnDisksFile {
             let call = self.write_piece(cx, (*target, object), number, (how, part));
             calls.push(Box::pin(call) as Fut<'_, Result<usize>>);
         }
-        let mut written = 0;
-        for ((_, range), outcome) in pieces.iter().zip(dray_rt::join_all(calls).await) {
-            match outcome {
-                Ok(count) => written += count,
-                Err(_) if written > 0 => break,
-                Err(error) => return Err(error),
-            }
-            if outcome.is_ok_and(|count| (count as u64) < range.end - range.start) {
-                break;
-            }
-        }
-        Ok(written)
+        parts::written(dray_rt::join_all(calls).await, &lens_of(&pieces))
     }
 
     async fn write_piece(
@@ -324,46 +309,6 @@ impl OwnDisksFile {
     }
 }
 
-/// `first` and what was read behind it, into a buffer of so many bytes.
-fn joined(mut first: BufMut, rest: BufMut, room: usize) -> BufMut {
-    if first.is_followed_by(&rest) {
-        first.rejoin(rest);
-        return first;
-    }
-    // A connection that broke took the rest of the buffer with it.
-    let mut all = BufMut::heap(first.len() + room);
-    all.put(first.filled());
-    all.put(rest.filled());
-    all
-}
-
-/// All parts up to the first one that is not full, in a buffer of so many bytes.
-fn together(parts: Vec<BufMut>, total: usize) -> BufMut {
-    let in_place = parts.windows(2).all(|two| two[0].is_followed_by(&two[1]));
-    let mut parts = parts.into_iter();
-    let Some(mut all) = parts.next() else { return BufMut::heap(total) };
-    if in_place {
-        // Behind a part that is not full nothing counts.
-        let rest: Vec<BufMut> = parts.collect();
-        let mut rest = rest.into_iter().rev();
-        if let Some(mut behind) = rest.next() {
-            for mut part in rest {
-                part.rejoin(behind);
-                behind = part;
-            }
-            all.rejoin(behind);
-        }
-        return all;
-    }
-    let mut whole = BufMut::heap(total);
-    whole.put(all.filled());
-    let mut before = all;
-    for part in parts {
-        if before.room() > 0 {
-            break;
-        }
-        whole.put(part.filled());
-        before = part;
-    }
-    whole
+fn lens_of(pieces: &[Piece]) -> Vec<usize> {
+    pieces.iter().map(|(_, range)| (range.end - range.start) as usize).collect()
 }
