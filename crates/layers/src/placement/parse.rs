@@ -16,6 +16,9 @@ const STRIPE_DEFAULT_BYTES: u64 = 1 << 20;
 const NAME_MAX_BYTES: usize = 64;
 /// dray's port where none is given.
 const DEFAULT_PORT: &str = "7440";
+/// What a file is told that asks for failover.
+const NO_FAILOVER: &str = "[cluster]: this version of dray does not move the share of a dead server to \
+                           others; take the table out, and clients wait until the server is back";
 
 /// What is wrong with a definition, and how to mend it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +72,10 @@ pub fn parse_definitions(text: &str) -> Result<Vec<Definition>, Vec<DefinitionEr
     let file: toml::Table = text.parse().map_err(|error: toml::de::Error| {
         whole(format!("this is no TOML: {}", error.to_string().trim_end()))
     })?;
-    if let Some(key) = file.keys().find(|key| !matches!(key.as_str(), "projection" | "cluster")) {
+    if file.contains_key("cluster") {
+        return Err(whole(NO_FAILOVER.to_owned()));
+    }
+    if let Some(key) = file.keys().find(|key| key.as_str() != "projection") {
         let what = format!("unknown table `{key}`: projections stand in [projection.NAME]");
         return Err(whole(what));
     }
@@ -315,6 +321,8 @@ mod tests {
         assert!(errors("").contains("[projection.NAME]"));
         assert!(errors("[projection]").contains("[projection.NAME]"));
         assert!(errors("[projektion.x]").contains("projektion"));
+        let cluster = format!("[cluster]\netcd = [\"http://etcd1:2379\"]\n{GOOD}");
+        assert!(errors(&cluster).contains("take the table out"), "nothing would take over");
         assert!(errors("[projection.x").contains("no TOML"));
         let empty = "[projection.x]\nlayout = \"nine\"\nservers = []\npath = \"x\"";
         let all = errors(empty);

@@ -18,6 +18,7 @@ mod options;
 mod ranges;
 mod recovery;
 mod refusals;
+mod replication;
 mod reply;
 mod sabotage;
 mod service;
@@ -38,6 +39,10 @@ pub use journal::{
 };
 pub use options::{ServerOptions, StateLoss};
 pub use recovery::tally::RecoveryStatus;
+pub use replication::{
+    JournalReplica, Membership, MemoryRegistry, RegistryMember, ReplicaLink, ReplicaRefusal,
+    Revision, ServerNumber, ServingLease, SliceChange, SliceOptions, SliceServer, SliceState,
+};
 #[cfg(feature = "sabotage")]
 pub use sabotage::Sabotage;
 pub use service::Server;

@@ -13,6 +13,7 @@ mod faults;
 mod history;
 mod leaving;
 mod machine;
+mod pair;
 mod power;
 mod torment;
 mod work;
@@ -54,6 +55,8 @@ pub struct RunReport {
     pub clients: usize,
     /// What went wrong until it was healed.
     pub faults: FaultCounts,
+    /// How often a second server took over from the first, or the first from it.
+    pub takeovers: u64,
     /// Simulated time that it took.
     pub took: Duration,
     /// Differs, as good as always, between runs that differ anywhere.
@@ -117,6 +120,15 @@ pub fn run_cut_short(
     run_planned(seed, sabotage, |seed| RunPlan { kind, kill_every, ..RunPlan::draw(seed) })
 }
 
+/// As [`run_of`], with two servers that die all the time, and take over from each other.
+pub fn run_takeovers(
+    kind: WorkloadKind,
+    seed: u64,
+    sabotage: Option<Sabotage>,
+) -> Result<RunReport, RunFailure> {
+    run_planned(seed, sabotage, |seed| RunPlan { kind, ..RunPlan::of_pair(seed) })
+}
+
 fn run_planned(
     seed: u64,
     sabotage: Option<Sabotage>,
@@ -153,7 +165,10 @@ struct World {
 
 async fn simulate(plan: &RunPlan, sabotage: Option<Sabotage>) -> Outcome<RunReport> {
     let network = Network::new();
-    let machine = ServerMachine::new(&network, sabotage, plan.slow);
+    let machine = match plan.pair {
+        true => ServerMachine::pair(&network, sabotage, plan.slow),
+        false => ServerMachine::new(&network, sabotage, plan.slow),
+    };
     machine.start().await;
     let work = plan.kind.work(plan.clients);
     let mut world = World { network, machine, nodes: Vec::new(), clients: Vec::new(), work };
@@ -166,10 +181,12 @@ async fn simulate(plan: &RunPlan, sabotage: Option<Sabotage>) -> Outcome<RunRepo
     let (evictions, crashes) = if plan.evicts() { (gone, 0) } else { (0, gone) };
     let faults = FaultCounts::of(&world.machine, world.network.counts(), (crashes, evictions));
     check::after(&mut world, crashed).await?;
+    let takeovers = world.machine.as_pair().map_or(0, pair::ServerPair::takeovers);
     Ok(RunReport {
         work: world.work.name(),
         clients: plan.clients,
         faults,
+        takeovers,
         took: Duration::from_nanos(dray_rt::now().as_nanos()),
         fingerprint: random_u64(),
     })
@@ -185,7 +202,7 @@ impl World {
     }
 
     async fn add_client(&mut self, number: usize, plan: &RunPlan) -> Outcome<()> {
-        let how = (REPLAY_BYTES, plan.kind.limit());
+        let how = (REPLAY_BYTES, plan.kind.limit(), plan.pair);
         let name = format!("client{number}");
         let node = ClientNode::new(&self.network, name.clone());
         let network = self.network.clone();
