@@ -1,6 +1,7 @@
 //! The backup's copy of a primary's journal.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -163,9 +164,8 @@ impl JournalReplica {
         session: &SessionRecord,
         slots: u32,
     ) -> Result<(), ReplicaRefusal> {
-        if !state.sessions.contains_key(&session.id) {
-            let log = self.journal.create(session, slots)?;
-            state.sessions.insert(session.id, log);
+        if let Entry::Vacant(place) = state.sessions.entry(session.id) {
+            place.insert(self.journal.create(session, slots)?);
         }
         Ok(())
     }
