@@ -91,7 +91,7 @@ impl ServerPair {
     pub(super) async fn start(&self) {
         let first = self.0.registry.peek(EXPORT).is_none();
         // Often so late that the other one has taken over.
-        if !first && random_u64() % 4 > 0 {
+        if !first && !random_u64().is_multiple_of(4) {
             sleep(SUCCEEDED_AFTER).await;
         }
         for number in 0..SERVERS.len() {
@@ -166,7 +166,7 @@ impl ServerPair {
 
     /// Kills a server process: nearly always that which serves.
     pub(super) fn kill(&self) {
-        let chosen = (random_u64() % 8 == 0).then_some((random_u64() % 2) as usize);
+        let chosen = random_u64().is_multiple_of(8).then_some((random_u64() % 2) as usize);
         let serving = self.primary_number();
         let number = chosen.or(serving).unwrap_or((random_u64() % 2) as usize);
         let Some(process) = self.host(number).process.take() else { return };
