@@ -10,6 +10,7 @@
 
 mod address;
 mod connection;
+mod in_turn;
 pub mod local;
 mod pool;
 mod provider;
@@ -22,6 +23,7 @@ pub use connection::{
     Unfinished,
 };
 pub use dray_core::{Peer, RESERVED_PORTS_END};
+pub use in_turn::ConnectInTurn;
 pub use pool::{BufferPool, Charge, PoolShare, PoolStats};
 pub use provider::{
     Bound, Connect, ConnectFrom, Incoming, Listener, Listening, connector, listen, listen_first,

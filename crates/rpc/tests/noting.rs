@@ -65,6 +65,9 @@ impl Journal for Slow {
         self.wait();
         self.inner.keep(what, bytes)
     }
+    fn settled(&self) -> Option<dray_core::Fut<'_, bool>> {
+        self.inner.settled()
+    }
 }
 
 /// A new mount held up all clients of its thread for the time of two syncs of the server's disk. So

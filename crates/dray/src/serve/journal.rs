@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dray_backends::posix;
+use dray_core::Fut;
 use dray_rpc::server::{FileJournal, Journal, PersistentRecord, SessionRecord, SlotLog};
 
 use crate::error::{ErrorContext, Failure};
@@ -56,6 +57,10 @@ impl Journal for ServerJournal {
     fn keep(&self, what: PersistentRecord, bytes: &[u8]) -> io::Result<()> {
         posix::as_server(|| self.0.keep(what, bytes))
             .map_err(|error| io::Error::from(error.errno()))?
+    }
+
+    fn settled(&self) -> Option<Fut<'_, bool>> {
+        self.0.settled()
     }
 }
 

@@ -19,6 +19,7 @@ use crate::server::recovery::group_sync::GroupSync;
 use crate::server::recovery::replayed::ReplayedChanges;
 use crate::server::recovery::window::RecoveryWindow;
 use crate::server::refusals::Refusals;
+use crate::server::replication::ServingLease;
 use crate::server::tickets::Tickets;
 use crate::server::watchers::Watchers;
 
@@ -53,6 +54,8 @@ pub struct Export {
     /// The file system that serves the export is no longer there. Nothing is answered any more, as
     /// if the server had died.
     pub(crate) lost: Arc<AtomicBool>,
+    /// Without which nothing is answered either; none: it does not depend on one.
+    pub(crate) lease: Option<Arc<ServingLease>>,
     /// The instance of the export. A client that knows another instance has to reclaim its locks
     /// and files.
     pub(crate) instance: u64,
@@ -107,6 +110,7 @@ impl Export {
             insecure: false,
             admission: None,
             lost: Arc::default(),
+            lease: None,
             instance: 0, // its server gives it one
             one_user: false,
             squashes: false,
@@ -146,9 +150,15 @@ impl Export {
         Export { lost, ..self }
     }
 
+    /// The same, for a server that may be succeeded by another one once its `lease` has ended.
+    pub fn that_is_leased(self, lease: Arc<ServingLease>) -> Export {
+        Export { lease: Some(lease), ..self }
+    }
+
     /// Whether it has been withdrawn, or is about to be.
     pub(crate) fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::SeqCst)
+        let lapsed = self.lease.as_ref().is_some_and(|lease| !lease.holds());
+        lapsed || self.lost.load(Ordering::SeqCst)
     }
 
     pub(super) fn lose(&self) {

@@ -19,6 +19,7 @@ mod options;
 mod ranges;
 mod recovery;
 mod refusals;
+mod replication;
 mod reply;
 mod sabotage;
 mod service;
@@ -40,6 +41,10 @@ pub use journal::{
 };
 pub use options::{ServerOptions, StateLoss};
 pub use recovery::tally::RecoveryStatus;
+pub use replication::{
+    JournalReplica, Membership, MemoryRegistry, RegistryMember, ReplicaLink, ReplicaRefusal,
+    Revision, ServerNumber, ServingLease, SliceChange, SliceOptions, SliceServer, SliceState,
+};
 #[cfg(feature = "sabotage")]
 pub use sabotage::Sabotage;
 pub use service::Server;

@@ -16,6 +16,9 @@ use crate::server::sabotage::Sabotage;
 pub enum StateLoss {
     /// Nothing: the process ended, the machine did not.
     Nothing,
+    /// What was written and not synced, while names, attributes and answers are as they were: the server
+    /// that had it is gone, and the file system is not on its machine.
+    Written,
     /// The changes that were not synced; the journal knows all sessions.
     Unsynced,
     /// The journal's sessions, too: anybody may have kept changes, or held locks.

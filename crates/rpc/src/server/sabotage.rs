@@ -56,6 +56,8 @@ pub enum Sabotage {
     Notifications,
     /// An evicted client may start a session again.
     Evictions,
+    /// Changes are carried out before a backup has their intents.
+    Shipping,
 }
 
 /// The promise that is broken in one server.

@@ -364,11 +364,15 @@ impl Inner {
 
     async fn restore(&self, export: &Arc<Export>, loss: StateLoss) -> Result<(), ExportLost> {
         let (options, lost) = (&self.options, loss != StateLoss::Nothing);
+        let names_lost = match loss {
+            StateLoss::Nothing | StateLoss::Written => false,
+            StateLoss::Unsynced | StateLoss::SessionsToo => true,
+        };
         let (mut awaited, mut restored) = (BTreeSet::new(), Vec::new());
         let mut former = self.exports.former(&export.name, &*self.journal).into_iter();
         while let Some((record, log)) = former.next() {
             let session = ServerSession::new(record, export.clone(), options, log);
-            if !session.slots.restore(export, lost).await {
+            if !session.slots.restore(export, names_lost).await {
                 self.exports.keep_former(&export.name, former.collect());
                 self.exports.keep_former(&export.name, vec![session.for_the_next_opening()]);
                 self.suspend_sessions(export);

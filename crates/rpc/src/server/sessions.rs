@@ -11,6 +11,7 @@ use dray_rt::{ExecutorHandle, random_bytes, random_u64};
 
 use crate::server::as_server;
 use crate::server::export::Export;
+use crate::server::exports::not_open;
 use crate::server::journal::{Journal, SessionRecord};
 use crate::server::sabotage::Sabotage;
 use crate::server::service::{Inner, lock};
@@ -98,6 +99,11 @@ impl Inner {
             );
             refused(Errno::ENOSPC, what)
         })?;
+        if let Some(settled) = self.journal.settled()
+            && !settled.await
+        {
+            return Err(not_open(&export.name));
+        }
         let session = Arc::new(ServerSession::new(record, export, &self.options, log));
         session.set_session_place(session_place);
         if self.enter(&session) {

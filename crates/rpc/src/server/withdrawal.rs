@@ -61,7 +61,10 @@ impl Inner {
             sessions.values().filter(is_theirs).cloned().collect();
         theirs.iter().for_each(|session| _ = sessions.remove(&session.id));
         drop(sessions);
-        theirs.iter().for_each(|session| session.suspend());
+        for session in &theirs {
+            session.suspend();
+            session.slots.release_cut();
+        }
         let former = theirs.iter().map(|session| session.for_the_next_opening());
         self.exports.keep_former(&export.name, former.collect());
     }

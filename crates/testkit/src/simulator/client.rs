@@ -9,12 +9,14 @@ use dray_core::{
     RequestId,
 };
 use dray_fabric::sim::Network;
+use dray_fabric::{Connect, ConnectInTurn};
 use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, SessionMemory};
 use dray_rt::sync::oneshot;
 use dray_rt::{ExecutorHandle, Scope};
 
 use super::Outcome;
-use super::machine::{EXPORT, SERVER};
+use super::machine::EXPORT;
+use super::pair::SERVERS;
 use crate::step::identity;
 
 /// Where a client's process runs.
@@ -57,13 +59,13 @@ pub(super) struct SimClient {
 }
 
 impl SimClient {
-    /// Mounts, keeping so many bytes, and waiting for the server for so long if not for ever. To be
-    /// run on a [`ClientNode`] of this name.
+    /// Mounts, keeping so many bytes, and waiting for the server for so long if not for ever, of one
+    /// server or of a `pair`. To be run on a [`ClientNode`] of this name.
     pub(super) async fn mount(
         network: &Network,
         name: &str,
         number: usize,
-        (replay_bytes, timeout): (u64, Option<Duration>),
+        (replay_bytes, timeout, pair): (u64, Option<Duration>, bool),
     ) -> SimClient {
         let (export, host) = (EXPORT.into(), name.into());
         let options = ClientOptions {
@@ -78,7 +80,11 @@ impl SimClient {
             definition: 0,
         };
         loop {
-            let connector = network.connector_from(name, SERVER);
+            let servers = SERVERS.map(|server| network.connector_from(name, server));
+            let connector: Arc<dyn Connect> = match pair {
+                true => Arc::new(ConnectInTurn::new(servers.into())),
+                false => servers[0].clone(),
+            };
             let session =
                 ClientSession::connect(connector, options.clone(), SessionMemory::heap()).await;
             if let Ok(session) = session {

@@ -1,4 +1,5 @@
-//! The server's machine: a disk and a journal that outlive the server process.
+//! The server's machine: a disk and a journal that outlive the server process. Or two machines, of
+//! which one serves ([`ServerPair`]).
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,6 +18,7 @@ use dray_rpc::server::{
 };
 use dray_rt::{ExecutorHandle, Scope};
 
+use super::pair::ServerPair;
 use crate::fixture::TempDir;
 
 /// The server's name on the network.
@@ -35,7 +37,7 @@ const MERGE_BYTES: usize = 4 << 20;
 const READ_AHEAD_BYTES: usize = 4 << 20;
 
 /// Memory for data at the server, bytes.
-const POOL_BYTES: usize = 64 << 20;
+pub(super) const POOL_BYTES: usize = 64 << 20;
 
 /// The machine that the server runs on.
 #[derive(Clone)]
@@ -43,12 +45,14 @@ pub(super) struct ServerMachine(Arc<Inner>);
 
 struct Inner {
     network: Network,
-    disk: MemoryDisk,
+    disk: Arc<MemoryDisk>,
     journal: MemoryJournal,
     sabotage: Option<Sabotage>,
     slow: Option<(u64, Duration)>,
     /// Where pending data outlive the process, if the server merges writes.
     merging: Option<TempDir>,
+    /// There are two machines.
+    pair: Option<ServerPair>,
     instance: Mutex<ServerInstance>,
 }
 
@@ -76,7 +80,7 @@ impl ServerMachine {
         sabotage: Option<Sabotage>,
         slow: Option<(u64, Duration)>,
     ) -> ServerMachine {
-        ServerMachine::with(network, sabotage, slow, None)
+        ServerMachine::of(network, sabotage, slow, None, false)
     }
 
     /// The same, whose server reads ahead and merges writes. Their data outlive it in `merging`.
@@ -86,13 +90,35 @@ impl ServerMachine {
         slow: Option<(u64, Duration)>,
         merging: Option<TempDir>,
     ) -> ServerMachine {
+        ServerMachine::of(network, sabotage, slow, merging, false)
+    }
+
+    /// Two of them, of which one serves and the other one takes over.
+    pub(super) fn pair(
+        network: &Network,
+        sabotage: Option<Sabotage>,
+        slow: Option<(u64, Duration)>,
+    ) -> ServerMachine {
+        ServerMachine::of(network, sabotage, slow, None, true)
+    }
+
+    fn of(
+        network: &Network,
+        sabotage: Option<Sabotage>,
+        slow: Option<(u64, Duration)>,
+        merging: Option<TempDir>,
+        are_two: bool,
+    ) -> ServerMachine {
+        let disk = Arc::new(MemoryDisk::new(MemoryOptions {
+            root_mode: 0o777,
+            read_pause: Some(READ_PAUSE),
+            ..MemoryOptions::default()
+        }));
+        let pair = are_two.then(|| ServerPair::new(network, disk.clone(), sabotage, slow));
         ServerMachine(Arc::new(Inner {
             network: network.clone(),
-            disk: MemoryDisk::new(MemoryOptions {
-                root_mode: 0o777,
-                read_pause: Some(READ_PAUSE),
-                ..MemoryOptions::default()
-            }),
+            disk,
+            pair,
             journal: MemoryJournal::default(),
             sabotage,
             slow,
@@ -119,12 +145,15 @@ impl ServerMachine {
 
     /// Starts the server process, which takes over from the one before.
     pub(super) async fn start(&self) {
+        if let Some(pair) = &self.0.pair {
+            return pair.start().await;
+        }
         let loss = self.instance().loss;
         let fs = self.0.disk.mount();
         let mut below: Arc<dyn FileSystem> = Arc::new(fs.clone());
-        if let Some((one_in, delay)) = self.0.slow {
-            let fault = Fault { op: None, when: When::OneIn(one_in), delay, error: None };
-            below = Arc::new(Observed::new(below, Arc::new(Faults::new(vec![fault]))));
+        if let Some(slow) = self.0.slow {
+            let faults = Faults::new(vec![slow_fault(slow)]);
+            below = Arc::new(Observed::new(below, Arc::new(faults)));
         }
         below = self.merging(below).await;
         let pool = BufferPool::new(POOL_BYTES, 0);
@@ -191,6 +220,14 @@ impl ServerMachine {
 
     /// The server process is killed; nothing that it wrote is lost.
     pub(super) fn kill(&self) {
+        if let Some(pair) = &self.0.pair {
+            let repeated = self.status().repeated_calls;
+            pair.kill();
+            let mut instance = self.instance();
+            instance.deaths += 1;
+            instance.repeated += repeated;
+            return;
+        }
         self.0.disk.kill(); // first: the end of the process's objects must change nothing
         self.end_process();
     }
@@ -244,20 +281,34 @@ impl ServerMachine {
 
     /// The server, if it runs.
     pub(super) fn server(&self) -> Option<Server> {
-        self.instance().server.clone()
+        match &self.0.pair {
+            Some(pair) => pair.primary(),
+            None => self.instance().server.clone(),
+        }
     }
 
     pub(super) fn status(&self) -> ServerStatus {
-        self.instance().server.as_ref().map(Server::status).unwrap_or_default()
+        self.server().as_ref().map(Server::status).unwrap_or_default()
+    }
+
+    /// Both machines, if there are two.
+    pub(super) fn as_pair(&self) -> Option<&ServerPair> {
+        self.0.pair.as_ref()
     }
 
     /// Locks held at the server.
     pub(super) fn locks(&self) -> usize {
+        if let Some(pair) = &self.0.pair {
+            return pair.locks();
+        }
         self.instance().fs.as_ref().map_or(0, |fs| fs.locks().list(usize::MAX).len())
     }
 
     /// Bytes of buffers that any instance of the server has lent and not got back.
     pub(super) fn buffer_bytes(&self) -> usize {
+        if let Some(pair) = &self.0.pair {
+            return pair.buffer_bytes();
+        }
         self.instance().pools.iter().map(|pool| pool.stats().used_bytes).sum()
     }
 
@@ -268,8 +319,16 @@ impl ServerMachine {
 
     /// Sessions noted in the journal.
     pub(super) fn sessions_noted(&self) -> usize {
+        if let Some(pair) = &self.0.pair {
+            return pair.sessions_noted();
+        }
         dray_rpc::server::Journal::load(&self.0.journal).len()
     }
+}
+
+/// One operation in so many takes so long.
+pub(super) fn slow_fault((one_in, delay): (u64, Duration)) -> Fault {
+    Fault { op: None, when: When::OneIn(one_in), delay, error: None }
 }
 
 fn serve(network: &Network, server: &Server, scope: &Scope) {

@@ -13,6 +13,7 @@ mod faults;
 mod history;
 mod leaving;
 mod machine;
+mod pair;
 mod power;
 mod torment;
 mod work;
@@ -57,6 +58,8 @@ pub struct RunReport {
     pub faults: FaultCounts,
     /// Writes that the server merged.
     pub merged: u64,
+    /// How often a second server took over from the first, or the first from it.
+    pub takeovers: u64,
     /// Simulated time that it took.
     pub took: Duration,
     /// Differs, as good as always, between runs that differ anywhere.
@@ -132,6 +135,15 @@ pub fn run_merging(
     })
 }
 
+/// As [`run_of`], with two servers that die all the time, and take over from each other.
+pub fn run_takeovers(
+    kind: WorkloadKind,
+    seed: u64,
+    sabotage: Option<Sabotage>,
+) -> Result<RunReport, RunFailure> {
+    run_planned(seed, sabotage, |seed| RunPlan { kind, ..RunPlan::of_pair(seed) })
+}
+
 fn run_planned(
     seed: u64,
     sabotage: Option<Sabotage>,
@@ -169,7 +181,10 @@ struct World {
 async fn simulate(plan: &RunPlan, sabotage: Option<Sabotage>) -> Outcome<RunReport> {
     let network = Network::new();
     let merging = plan.merges.then(|| TempDir::new("merging").expect("a directory"));
-    let machine = ServerMachine::with(&network, sabotage, plan.slow, merging);
+    let machine = match plan.pair {
+        true => ServerMachine::pair(&network, sabotage, plan.slow),
+        false => ServerMachine::with(&network, sabotage, plan.slow, merging),
+    };
     machine.start().await;
     let work = plan.kind.work(plan.clients);
     let mut world = World { network, machine, nodes: Vec::new(), clients: Vec::new(), work };
@@ -182,11 +197,13 @@ async fn simulate(plan: &RunPlan, sabotage: Option<Sabotage>) -> Outcome<RunRepo
     let (evictions, crashes) = if plan.evicts() { (gone, 0) } else { (0, gone) };
     let faults = FaultCounts::of(&world.machine, world.network.counts(), (crashes, evictions));
     check::after(&mut world, crashed).await?;
+    let takeovers = world.machine.as_pair().map_or(0, pair::ServerPair::takeovers);
     Ok(RunReport {
         work: world.work.name(),
         clients: plan.clients,
         faults,
         merged: world.machine.merged(),
+        takeovers,
         took: Duration::from_nanos(dray_rt::now().as_nanos()),
         fingerprint: random_u64(),
     })
@@ -202,7 +219,7 @@ impl World {
     }
 
     async fn add_client(&mut self, number: usize, plan: &RunPlan) -> Outcome<()> {
-        let how = (REPLAY_BYTES, plan.kind.limit());
+        let how = (REPLAY_BYTES, plan.kind.limit(), plan.pair);
         let name = format!("client{number}");
         let node = ClientNode::new(&self.network, name.clone());
         let network = self.network.clone();

@@ -13,6 +13,8 @@ use super::{Outcome, TIME_MAX, World, eviction};
 /// Deaths of the server in one run: where locks are claimed again after each, a server
 /// that dies all the time lets nobody get anywhere.
 const DEATHS_MAX: u64 = 60;
+/// The same where another server takes over, seconds later.
+const TAKEOVERS_MAX: u64 = 8;
 
 /// Mean time between looks at the server.
 const LOOK_EVERY: Duration = Duration::from_millis(30);
@@ -37,6 +39,8 @@ pub(super) struct RunPlan {
     pub(super) evict: bool,
     /// The server reads ahead and merges writes.
     pub(super) merges: bool,
+    /// There are two servers, of which one serves.
+    pub(super) pair: bool,
 }
 
 fn below(bound: u64) -> u64 {
@@ -70,11 +74,20 @@ impl RunPlan {
             // Not drawn: seeds that once showed a fault show it still.
             evict: seed % 3 == 1,
             merges: false,
+            pair: false,
         };
         if plan.evict && plan.crash_after.is_some() {
             (plan.kill_every, plan.cut_every) = (None, None);
         }
         plan
+    }
+
+    /// As [`RunPlan::draw`], with two servers. Nobody is evicted, and no client crashes: what it wrote last
+    /// nobody sends again, and an older change that another client sends again would replace it.
+    pub(super) fn of_pair(seed: u64) -> RunPlan {
+        let plan = RunPlan::draw(seed);
+        let kill_every = Some(millis(2, 400));
+        RunPlan { evict: false, crash_after: None, pair: true, kill_every, ..plan }
     }
 
     /// Whether somebody is evicted: only where nobody else lets a client in again that is cut off
@@ -144,8 +157,9 @@ fn kill_servers(
 ) -> impl Future<Output = ()> + use<> {
     let (machine, network) = (world.machine.clone(), world.network.clone());
     let clients = plan.clients as u64;
+    let deaths_max = if plan.pair { TAKEOVERS_MAX } else { DEATHS_MAX };
     async move {
-        while machine.deaths() < DEATHS_MAX && go_on(&stopped, every).await {
+        while machine.deaths() < deaths_max && go_on(&stopped, every).await {
             machine.kill();
             let late = (below(2) == 0).then(|| format!("client{}", below(clients)));
             late.iter().for_each(|late| network.partition(late, true));

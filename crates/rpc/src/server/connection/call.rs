@@ -363,9 +363,22 @@ impl CallInHand {
         let plan = plan::plan(&self.session, &self.cx, (row.intent, files), data_bytes).await?;
         if let Some(plan) = &plan {
             self.session.slots.intend(slot, sequence, OpRow::of(op).noted_as, &plan.intent);
+            // Nobody is told that it was not carried out: whoever serves the export next finds out.
+            if !self.is_settled().await {
+                return Err(self.cx.cancelled());
+            }
             dray_rt::step().await;
         }
         Ok(plan)
+    }
+
+    /// Waits until the intent is where a successor of this server finds it. False: this server has been
+    /// succeeded, and its export is lost.
+    async fn is_settled(&self) -> bool {
+        match self.session.slots.settled() {
+            Some(settled) if !self.server.options.broken().is(Sabotage::Shipping) => settled.await,
+            Some(_) | None => true,
+        }
     }
 
     /// The note of a change of rights.

@@ -8,7 +8,7 @@ mod restore;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use dray_core::{FileId, Op};
+use dray_core::{FileId, Fut, Op};
 use dray_fabric::Connection;
 
 use crate::server::exactly_once::settle::Amend;
@@ -121,6 +121,17 @@ impl ReplaySlots {
         ReplaySlots { slots, log, broken }
     }
 
+    /// Gives up the grants of changes that were cut short, and leaves the notes on them to the next
+    /// opening of the export. Else calls of the same session that wait for these grants would never end.
+    pub(crate) fn release_cut(&self) {
+        let mut released = Vec::new(); // their grants end outside of the lock
+        for slot in self.lock().iter_mut() {
+            if matches!(slot.state, State::Cut(_)) {
+                released.push(std::mem::replace(&mut slot.state, State::Over));
+            }
+        }
+    }
+
     /// Abandons changes that were cut short and not repeated by their clients, so that they block
     /// no other change any longer. A client that repeats one later gets an unknown outcome. Answers
     /// how many changes were abandoned.
@@ -210,6 +221,11 @@ impl ReplaySlots {
         if slots.get(number as usize).is_some_and(|slot| slot.sequence == sequence) {
             self.log.begin(number, sequence, op, intent);
         }
+    }
+
+    /// As [`SlotLog::settled`].
+    pub(crate) fn settled(&self) -> Option<Fut<'_, bool>> {
+        self.log.settled()
     }
 
     /// Notes whether the session holds locks.

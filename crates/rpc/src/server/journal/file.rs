@@ -20,7 +20,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dray_core::Op;
+use dray_core::{Fut, Op};
 
 use crate::server::journal::records;
 use crate::server::journal::{
@@ -143,6 +143,10 @@ impl Journal for FileJournal {
 
     fn keep(&self, what: PersistentRecord, bytes: &[u8]) -> io::Result<()> {
         records::write(&self.beside, what, bytes)
+    }
+
+    fn settled(&self) -> Option<Fut<'_, bool>> {
+        None
     }
 }
 
@@ -447,6 +451,10 @@ impl SlotLog for FileLog {
 
     fn had_locks(&self) -> bool {
         self.map.u32(LOCKS_AT) != 0
+    }
+
+    fn settled(&self) -> Option<Fut<'_, bool>> {
+        None
     }
 }
 

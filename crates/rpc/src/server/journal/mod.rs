@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dray_core::Op;
+use dray_core::{Fut, Op};
 
 /// Longest intent: two names and four ids with room to spare, bytes.
 pub const INTENT_MAX_BYTES: usize = 704;
@@ -78,6 +78,10 @@ pub trait SlotLog: Send + Sync + 'static {
 
     /// Whether it held locks.
     fn had_locks(&self) -> bool;
+
+    /// Waits until what was noted outlives this server's machine. The answer is false where it cannot
+    /// any more, and what was noted must not be carried out. None: there is nothing to wait for.
+    fn settled(&self) -> Option<Fut<'_, bool>>;
 }
 
 /// Where sessions are kept.
@@ -96,6 +100,9 @@ pub trait Journal: Send + Sync + 'static {
 
     /// Keeps it, over a loss of power too.
     fn keep(&self, what: PersistentRecord, bytes: &[u8]) -> io::Result<()>;
+
+    /// As [`SlotLog::settled`], of everything that was noted in all of it.
+    fn settled(&self) -> Option<Fut<'_, bool>>;
 }
 
 /// The records that a server keeps beside sessions.
@@ -157,6 +164,10 @@ impl Journal for MemoryJournal {
         kept.insert(what, bytes.to_vec());
         Ok(())
     }
+
+    fn settled(&self) -> Option<Fut<'_, bool>> {
+        None
+    }
 }
 
 struct MemoryLog {
@@ -203,5 +214,9 @@ impl SlotLog for MemoryLog {
 
     fn had_locks(&self) -> bool {
         self.lock().1
+    }
+
+    fn settled(&self) -> Option<Fut<'_, bool>> {
+        None
     }
 }

@@ -50,6 +50,9 @@ impl<W: Watch> Journal for WatchedJournal<W> {
         self.1.keeps();
         self.0.keep(what, bytes)
     }
+    fn settled(&self) -> Option<dray_core::Fut<'_, bool>> {
+        self.0.settled()
+    }
 }
 
 impl<W: Watch> SlotLog for WatchedLog<W> {
@@ -71,5 +74,8 @@ impl<W: Watch> SlotLog for WatchedLog<W> {
     }
     fn had_locks(&self) -> bool {
         self.0.had_locks()
+    }
+    fn settled(&self) -> Option<dray_core::Fut<'_, bool>> {
+        self.0.settled()
     }
 }

@@ -1,0 +1,63 @@
+//! Who is there, and who serves which slice: what all servers have to agree on.
+
+use std::io;
+use std::sync::Arc;
+
+use dray_core::Fut;
+
+use super::lease::ServingLease;
+
+/// A server, by its place in the definition of the projection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServerNumber(pub u16);
+
+/// What all servers know of a slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SliceState {
+    /// Who serves it.
+    pub primary: ServerNumber,
+    /// Greater with each server process that begins to serve it.
+    pub epoch: u64,
+    /// The backup has everything that clients rely on, and may take over.
+    pub in_step: bool,
+    /// The number of times that changes which were not synced may have been lost. To clients it is what
+    /// tells one start of the server's machine from another.
+    pub loss: u64,
+    /// Clients have not sent everything again that the last of these losses may have undone.
+    pub recovering: bool,
+}
+
+/// Which version of a slice's state was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Revision(pub u64);
+
+/// A change of a slice's state: made as a whole, or not at all.
+#[derive(Clone, Copy, Debug)]
+pub struct SliceChange {
+    /// It is made if this is the state's revision; none: if there is no state.
+    pub seen: Option<Revision>,
+    /// And if this server is no member at that moment.
+    pub gone: Option<ServerNumber>,
+    /// The new state.
+    pub next: SliceState,
+}
+
+/// The servers that are there, as one server sees them. Each call may fail at any time; a change whose
+/// call failed may have been made.
+pub trait Membership: Send + Sync + 'static {
+    /// Who asks.
+    fn me(&self) -> ServerNumber;
+
+    /// Until when this server may answer.
+    fn lease(&self) -> Arc<ServingLease>;
+
+    /// Whether a server was a member when this one heard of it last.
+    fn is_member(&self, server: ServerNumber) -> bool;
+
+    /// The state of a slice, as it is now; none: nobody has served it so far.
+    fn slice<'a>(&'a self, name: &'a str) -> Fut<'a, io::Result<Option<(SliceState, Revision)>>>;
+
+    /// Changes the state of a slice. False: it is another one than was seen, or a server is there that
+    /// should be gone.
+    fn change<'a>(&'a self, name: &'a str, change: SliceChange) -> Fut<'a, io::Result<bool>>;
+}

@@ -1,0 +1,275 @@
+//! The backup's copy of a primary's journal.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::entry::{JournalEntry, SlotName};
+use crate::server::journal::{ANSWER_MAX_BYTES, INTENT_MAX_BYTES, Journal, SessionRecord, SlotLog};
+use crate::wire::{Input, Malformed};
+
+/// Replay slots that a session of another server may have at most.
+const SLOTS_MAX: u32 = 4096;
+
+/// Why notes are not taken.
+#[derive(Debug)]
+pub enum ReplicaRefusal {
+    /// They are of a primary that is none any more.
+    Deposed,
+    /// Notes before them are missing: a copy has to come first.
+    Incomplete,
+    /// They are no notes.
+    Malformed(Malformed),
+    /// They cannot be kept here.
+    Io(io::Error),
+}
+
+impl fmt::Display for ReplicaRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReplicaRefusal::Deposed => f.write_str("another server has taken the slice over"),
+            ReplicaRefusal::Incomplete => f.write_str("notes are missing before these"),
+            ReplicaRefusal::Malformed(why) => why.fmt(f),
+            ReplicaRefusal::Io(error) => write!(f, "cannot keep the notes of the primary: {error}"),
+        }
+    }
+}
+
+impl From<Malformed> for ReplicaRefusal {
+    fn from(why: Malformed) -> ReplicaRefusal {
+        ReplicaRefusal::Malformed(why)
+    }
+}
+
+impl From<io::Error> for ReplicaRefusal {
+    fn from(error: io::Error) -> ReplicaRefusal {
+        ReplicaRefusal::Io(error)
+    }
+}
+
+/// The backup's copy.
+pub struct JournalReplica {
+    journal: Arc<dyn Journal>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Of the primary whose notes are taken; those of earlier ones are not.
+    epoch: u64,
+    /// A copy has begun in this epoch: what follows it can be applied.
+    has_copy: bool,
+    /// The number of the next batch of this epoch.
+    next: u64,
+    sessions: BTreeMap<u64, Arc<dyn SlotLog>>,
+}
+
+impl JournalReplica {
+    /// Keeps notes in `journal`; what is in there counts for nothing before a copy has come.
+    pub fn new(journal: Arc<dyn Journal>) -> JournalReplica {
+        JournalReplica { journal, state: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes batch `number` of the primary of `epoch`. One that came before is not applied again. It may
+    /// wait for a disk. Errors: it is not taken; notes of it may have been applied.
+    pub fn take(&self, epoch: u64, number: u64, batch: &[u8]) -> Result<(), ReplicaRefusal> {
+        let mut state = self.lock();
+        if epoch < state.epoch {
+            return Err(ReplicaRefusal::Deposed);
+        }
+        if epoch > state.epoch {
+            *state = State { epoch, ..State::default() };
+        }
+        let mut input = Input(batch);
+        let mut entries = Vec::new();
+        while !input.0.is_empty() {
+            entries.push(input.get::<JournalEntry<'_>>()?);
+        }
+        let begins_copy = matches!(entries.first(), Some(JournalEntry::CopyBegins));
+        if number < state.next {
+            return Ok(()); // its acknowledgement was lost, or it was under way for long
+        }
+        if !begins_copy && (!state.has_copy || number > state.next) {
+            return Err(ReplicaRefusal::Incomplete);
+        }
+        for entry in entries {
+            self.apply(&mut state, entry)?;
+        }
+        state.next = number + 1;
+        Ok(())
+    }
+
+    /// Takes nothing more without another copy: this server is about to take over. Whoever copies has
+    /// said in the membership before that this server is not in step, and then cannot be taken over.
+    pub fn close(&self) {
+        self.lock().has_copy = false;
+    }
+
+    /// Takes nothing any more from primaries before `epoch`.
+    pub fn close_before(&self, epoch: u64) {
+        let mut state = self.lock();
+        if epoch > state.epoch {
+            *state = State { epoch, ..State::default() };
+        }
+    }
+
+    fn apply(&self, state: &mut State, entry: JournalEntry<'_>) -> Result<(), ReplicaRefusal> {
+        match entry {
+            JournalEntry::CopyBegins => {
+                for (record, _) in self.journal.load() {
+                    self.journal.remove(record.id);
+                }
+                state.sessions.clear();
+                state.has_copy = true;
+            }
+            JournalEntry::SessionBegun { session, slots } => {
+                if slots > SLOTS_MAX {
+                    return Err(Malformed("a session of too many replay slots").into());
+                }
+                self.begin_session(state, &session, slots)?;
+            }
+            JournalEntry::SessionEnded { session } => {
+                if state.sessions.remove(&session).is_some() {
+                    self.journal.remove(session);
+                }
+            }
+            JournalEntry::ChangeBegun { slot, op, intent } => {
+                must_fit(intent, INTENT_MAX_BYTES)?;
+                with_slot(state, slot, |log| log.begin(slot.slot, slot.sequence, op, intent));
+            }
+            JournalEntry::ChangeAnswered { slot, answer } => {
+                must_fit(answer, ANSWER_MAX_BYTES)?;
+                with_slot(state, slot, |log| log.done(slot.slot, slot.sequence, answer));
+            }
+            JournalEntry::Locks { session, held } => {
+                if let Some(log) = state.sessions.get(&session) {
+                    log.set_locks(held);
+                }
+            }
+            JournalEntry::Kept { what, bytes } => self.journal.keep(what, bytes)?,
+        }
+        Ok(())
+    }
+
+    /// One that is in the copy and in the notes behind it begins once.
+    fn begin_session(
+        &self,
+        state: &mut State,
+        session: &SessionRecord,
+        slots: u32,
+    ) -> Result<(), ReplicaRefusal> {
+        if let Entry::Vacant(place) = state.sessions.entry(session.id) {
+            place.insert(self.journal.create(session, slots)?);
+        }
+        Ok(())
+    }
+}
+
+/// Of a session that ended while the copy was made nothing is noted any more.
+fn with_slot(state: &State, slot: SlotName, note: impl FnOnce(&dyn SlotLog)) {
+    let log = state.sessions.get(&slot.session);
+    if let Some(log) = log.filter(|log| slot.slot < log.count()) {
+        note(&**log);
+    }
+}
+
+fn must_fit(bytes: &[u8], most: usize) -> Result<(), Malformed> {
+    if bytes.len() <= most { Ok(()) } else { Err(Malformed("a note that is too long")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::journal::{MemoryJournal, SlotRecord};
+    use crate::wire::Wire;
+    use dray_core::Op;
+
+    fn batch(entries: &[JournalEntry<'_>]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        entries.iter().for_each(|entry| entry.put(&mut bytes));
+        bytes
+    }
+
+    fn session(id: u64) -> SessionRecord {
+        SessionRecord { id, secret: [0; 16], node: 1, export: "x/0.1".into(), host: "h".into() }
+    }
+
+    fn slot(sequence: u32) -> SlotName {
+        SlotName { session: 1, slot: 0, sequence }
+    }
+
+    fn begun(sequence: u32) -> JournalEntry<'static> {
+        JournalEntry::ChangeBegun { slot: slot(sequence), op: Op::Make, intent: b"intent" }
+    }
+
+    fn copy() -> Vec<u8> {
+        let session = JournalEntry::SessionBegun { session: session(1), slots: 2 };
+        batch(&[JournalEntry::CopyBegins, session])
+    }
+
+    #[test]
+    fn notes_count_behind_a_copy_and_in_their_order_and_once() {
+        let journal = MemoryJournal::default();
+        let replica = JournalReplica::new(Arc::new(journal.clone()));
+        let note = batch(&[begun(7)]);
+        assert!(matches!(replica.take(1, 0, &note), Err(ReplicaRefusal::Incomplete)));
+        replica.take(1, 5, &copy()).unwrap();
+        assert!(matches!(replica.take(1, 7, &note), Err(ReplicaRefusal::Incomplete)));
+        replica.take(1, 6, &note).unwrap();
+        let answered = JournalEntry::ChangeAnswered { slot: slot(7), answer: b"made" };
+        replica.take(1, 7, &batch(&[answered])).unwrap();
+        replica.take(1, 6, &note).unwrap();
+        let records = journal.load()[0].1.records();
+        let answer = SlotRecord::Answer {
+            sequence: 7,
+            answer: b"made".to_vec(),
+            begun: Some((Op::Make, b"intent".to_vec())),
+        };
+        assert_eq!(records, [(0, answer)]);
+    }
+
+    #[test]
+    fn a_primary_that_was_deposed_is_not_heard() {
+        let journal = MemoryJournal::default();
+        let replica = JournalReplica::new(Arc::new(journal.clone()));
+        replica.take(3, 0, &copy()).unwrap();
+        replica.close();
+        assert!(matches!(replica.take(3, 1, &batch(&[begun(1)])), Err(ReplicaRefusal::Incomplete)));
+        replica.close_before(4);
+        assert!(matches!(replica.take(3, 1, &batch(&[begun(1)])), Err(ReplicaRefusal::Deposed)));
+        assert!(matches!(replica.take(3, 1, &copy()), Err(ReplicaRefusal::Deposed)));
+        assert!(matches!(replica.take(4, 1, &batch(&[begun(1)])), Err(ReplicaRefusal::Incomplete)));
+        assert_eq!(journal.load()[0].1.records(), []);
+        replica.take(5, 0, &copy()).unwrap();
+    }
+
+    /// Bytes from a network: an error, whatever they are, and nothing panics.
+    #[test]
+    fn hostile_notes_are_refused() {
+        let replica = JournalReplica::new(Arc::new(MemoryJournal::default()));
+        replica.take(1, 0, &copy()).unwrap();
+        let long = vec![0; INTENT_MAX_BYTES + 1];
+        let too_long = JournalEntry::ChangeBegun { slot: slot(1), op: Op::Make, intent: &long };
+        let answer = JournalEntry::ChangeAnswered { slot: slot(1), answer: &long };
+        let slots = JournalEntry::SessionBegun { session: session(2), slots: u32::MAX };
+        for entry in [too_long, answer, slots] {
+            let refused = replica.take(1, 1, &batch(&[entry]));
+            assert!(matches!(refused, Err(ReplicaRefusal::Malformed(_))));
+        }
+        let nowhere = SlotName { slot: 99, ..slot(1) };
+        let nobody = SlotName { session: 99, ..slot(1) };
+        for slot in [nowhere, nobody] {
+            let entry = JournalEntry::ChangeBegun { slot, op: Op::Make, intent: b"" };
+            let _ = replica.take(1, 1, &batch(&[entry]));
+        }
+        for byte in 0..=u8::MAX {
+            let _ = replica.take(1, 9, &[byte]);
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! One slice at one server: serves it as its primary, or is ready to as its backup.
+
+use std::future::poll_fn;
+use std::io;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use dray_core::Fut;
+use dray_rt::{sleep, timeout};
+
+use super::journal::ReplicatedJournal;
+use super::membership::{Membership, Revision, ServerNumber, SliceChange, SliceState};
+use super::replica::{JournalReplica, ReplicaRefusal};
+use super::stream::JournalStream;
+use crate::server::export::Export;
+use crate::server::journal::{Journal, MemoryJournal};
+use crate::server::options::{ServerOptions, StateLoss};
+use crate::server::service::Server;
+use crate::server::withdrawal::{ExportLost, WithdrawnExport};
+
+/// How often a server looks at the membership while nothing happens.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// A backup that does not take a batch within this time is taken out of step.
+const SHIP_MAX: Duration = Duration::from_millis(500);
+/// Until a backup that failed is tried again.
+const COPY_AGAIN_AFTER: Duration = Duration::from_millis(200);
+
+/// How notes get to the other server of a slice.
+pub trait ReplicaLink: Send + Sync + 'static {
+    /// Has the backup take batch `number` of the primary of `epoch`; see [`JournalReplica::take`].
+    /// Errors: the backup refuses it, or is out of reach (`Io`).
+    fn ship<'a>(
+        &'a self,
+        epoch: u64,
+        number: u64,
+        batch: Vec<u8>,
+    ) -> Fut<'a, Result<(), ReplicaRefusal>>;
+}
+
+/// What a slice needs of its server.
+pub struct SliceOptions {
+    /// The export's name, which is the slice's.
+    pub name: String,
+    /// The other server that can serve it.
+    pub other: ServerNumber,
+    /// Whether this server is the slice's home, which serves it first.
+    pub is_home: bool,
+    /// How its server behaves. `boot` says nothing: the number of the slice's losses stands for it.
+    pub options: ServerOptions,
+    /// Makes the export anew, each time that this server begins to serve it.
+    pub export: Box<dyn Fn() -> Export + Send + Sync>,
+    /// Outlives this process, and has what the process before it noted.
+    pub journal: Arc<dyn Journal>,
+    /// What the machine has lost since that process ended.
+    pub loss: StateLoss,
+    /// What all servers agree on.
+    pub membership: Arc<dyn Membership>,
+    /// The way to the other server.
+    pub link: Arc<dyn ReplicaLink>,
+}
+
+/// A slice at one of its two servers.
+pub struct SliceServer {
+    slice: SliceOptions,
+    replica: JournalReplica,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Serves the slice, or tells clients to come again.
+    server: Server,
+    serves: bool,
+    /// What this process served before.
+    withdrawn: Option<WithdrawnExport>,
+    /// This process has begun from its own journal.
+    began: bool,
+}
+
+/// This server is not the primary any more.
+#[derive(Debug)]
+struct Deposed;
+
+/// What a primary has while it is one.
+struct Leading {
+    state: SliceState,
+    stream: Arc<JournalStream>,
+    journal: Arc<ReplicatedJournal>,
+    server: Server,
+}
+
+impl SliceServer {
+    /// One that serves nobody before it [runs](SliceServer::run).
+    pub fn new(slice: SliceOptions) -> SliceServer {
+        let replica = JournalReplica::new(slice.journal.clone());
+        let server = refusing(&slice);
+        let state = State { server, serves: false, withdrawn: None, began: false };
+        SliceServer { slice, replica, state: Mutex::new(state) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What clients of the slice are to be given to. While this server does not serve the slice, that
+    /// tells them to come again.
+    pub fn server(&self) -> Server {
+        self.lock().server.clone()
+    }
+
+    /// Whether this server serves the slice.
+    pub fn is_primary(&self) -> bool {
+        self.lock().serves
+    }
+
+    /// What takes the notes of the other server.
+    pub fn replica(&self) -> &JournalReplica {
+        &self.replica
+    }
+
+    /// Serves the slice whenever that is this server's part. Runs for ever.
+    pub async fn run(&self) {
+        loop {
+            let seen = self.slice.membership.slice(&self.slice.name).await;
+            match seen {
+                Ok(None) => self.begin_slice().await,
+                Ok(Some((state, revision))) if state.primary == self.slice.membership.me() => {
+                    self.lead(state, revision).await;
+                }
+                Ok(Some((state, revision))) => self.follow(state, revision).await,
+                Err(_) => {} // asked again
+            }
+            sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Nobody has served it so far. Its home does so first, unless that is not there.
+    async fn begin_slice(&self) {
+        let SliceOptions { membership, other, is_home, name, .. } = &self.slice;
+        let primary = membership.me();
+        let next = SliceState { primary, epoch: 0, in_step: false, loss: 1, recovering: false };
+        let gone = (!is_home).then_some(*other);
+        let change = SliceChange { seen: None, gone, next };
+        let _ = membership.change(name, change).await; // seen at the next look
+    }
+
+    /// The other server serves it: takes over if that is gone, and this one has all that it had.
+    async fn follow(&self, state: SliceState, revision: Revision) {
+        let SliceOptions { membership, name, .. } = &self.slice;
+        self.lock().began = true; // what this machine lost is lost; the primary's journal counts
+        if !state.in_step || membership.is_member(state.primary) {
+            return;
+        }
+        self.replica.close();
+        let next = SliceState {
+            primary: membership.me(),
+            epoch: state.epoch + 1,
+            in_step: false,
+            loss: state.loss + 1,
+            recovering: true,
+        };
+        let change = SliceChange { seen: Some(revision), gone: Some(state.primary), next };
+        if matches!(membership.change(name, change).await, Ok(true)) {
+            log::warn!("slice {name}: its server is gone; taking over");
+        }
+    }
+
+    /// Serves the slice until another server does, or the lease ends.
+    async fn lead(&self, state: SliceState, revision: Revision) {
+        let lease = self.slice.membership.lease();
+        let Some(leading) = self.enter(state, revision).await else { return };
+        // Not given up half way: it calls the file system. It ends by itself when the lease does.
+        let opened = self.open(&leading).await;
+        let deposed = match opened {
+            Ok(()) => race(lease.lapsed(), self.serve(&leading)).await,
+            Err(ExportLost) => None,
+        };
+        if deposed.is_none() {
+            log::error!("slice {}: cut off from the membership; it is not served", self.slice.name);
+        }
+        self.leave(&leading);
+    }
+
+    /// Raises the epoch, so that no other process goes on with this one's. None: somebody else was
+    /// faster, or has better claims.
+    async fn enter(&self, state: SliceState, revision: Revision) -> Option<Leading> {
+        let SliceOptions { membership, name, other, .. } = &self.slice;
+        let lost = match self.lock().began {
+            true => false,
+            false => self.slice.loss != StateLoss::Nothing,
+        };
+        let epoch = state.epoch + 1;
+        let hands_over = lost && state.in_step && membership.is_member(*other);
+        let next = match (hands_over, lost) {
+            (true, _) => SliceState {
+                primary: *other,
+                epoch,
+                in_step: false,
+                loss: state.loss + 1,
+                recovering: true,
+            },
+            (false, true) => SliceState {
+                epoch,
+                in_step: false,
+                loss: state.loss + 1,
+                recovering: true,
+                ..state
+            },
+            (false, false) => SliceState { epoch, in_step: false, ..state },
+        };
+        let change = SliceChange { seen: Some(revision), gone: None, next };
+        if !matches!(membership.change(name, change).await, Ok(true)) || hands_over {
+            return None;
+        }
+        self.replica.close_before(epoch + 1);
+        self.lock().began = true;
+        self.wait_for_withdrawn().await;
+        let stream = Arc::new(JournalStream::default());
+        let journal = Arc::new(ReplicatedJournal::new(self.slice.journal.clone(), stream.clone()));
+        let options = ServerOptions { boot: u128::from(next.loss), ..self.slice.options.clone() };
+        let server = Server::awaiting(options, &[name], journal.clone());
+        Some(Leading { state: next, stream, journal, server })
+    }
+
+    /// Calls of this process from before it was deposed have to be out of the file system.
+    async fn wait_for_withdrawn(&self) {
+        while self.lock().withdrawn.as_ref().is_some_and(WithdrawnExport::is_in_use) {
+            sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Takes over the sessions that the journal has, and lets clients in.
+    async fn open(&self, leading: &Leading) -> Result<(), ExportLost> {
+        let loss = if leading.state.recovering { StateLoss::Written } else { StateLoss::Nothing };
+        let export = (self.slice.export)().that_is_leased(self.slice.membership.lease());
+        leading.server.open(export, loss).await?;
+        let mut state = self.lock();
+        (state.server, state.serves) = (leading.server.clone(), true);
+        Ok(())
+    }
+
+    /// Keeps the backup in step until another server is the primary.
+    async fn serve(&self, leading: &Leading) -> Deposed {
+        let expires = leading.server.expire_leases();
+        let work = race(self.note_recovered(leading), self.keep_in_step(leading));
+        match race(expires, work).await {
+            Some(Some(deposed)) => deposed,
+            Some(None) | None => Deposed,
+        }
+    }
+
+    /// Ends only if another server is the primary.
+    async fn note_recovered(&self, leading: &Leading) {
+        leading.server.recovered().await;
+        let noted = self.update(leading, |state| state.recovering = false).await;
+        if let Err(Deposed) = noted {
+            return;
+        }
+        std::future::pending().await
+    }
+
+    /// Copies the journal to the backup and ships notes, over and over.
+    async fn keep_in_step(&self, leading: &Leading) -> Deposed {
+        let mut number = 0;
+        loop {
+            if self.slice.membership.is_member(self.slice.other) {
+                let failed = self.replicate(leading, &mut number).await;
+                log::warn!("slice {}: its backup is not in step: {failed}", self.slice.name);
+                // Before anything goes on without it.
+                if self.update(leading, |state| state.in_step = false).await.is_err() {
+                    return Deposed;
+                }
+                leading.stream.go_on_alone();
+            } else if self.update(leading, |_| {}).await.is_err() {
+                return Deposed;
+            }
+            sleep(COPY_AGAIN_AFTER).await;
+        }
+    }
+
+    /// Copies, gets in step, and ships notes until that fails, and says why.
+    async fn replicate(&self, leading: &Leading, number: &mut u64) -> ReplicaRefusal {
+        let Leading { stream, journal, state, .. } = leading;
+        stream.begin_copy();
+        let copy = match journal.copy() {
+            Ok(copy) => copy,
+            Err(error) => return ReplicaRefusal::Io(error),
+        };
+        for bytes in copy {
+            if let Err(refusal) = self.ship(state.epoch, number, bytes).await {
+                return refusal;
+            }
+        }
+        let mut copied_up_to = Some(stream.get_in_step());
+        loop {
+            if let Some(last) = copied_up_to.filter(|last| stream.has_arrived(*last)) {
+                copied_up_to = None;
+                log::info!("slice {}: backup has note {last}", self.slice.name);
+                if self.update(leading, |state| state.in_step = true).await.is_err() {
+                    return ReplicaRefusal::Deposed;
+                }
+            }
+            let Some(batch) = stream.next_batch().await else {
+                return ReplicaRefusal::Incomplete;
+            };
+            if let Err(refusal) = self.ship(state.epoch, number, batch.bytes.clone()).await {
+                return refusal;
+            }
+            stream.acknowledged(&batch);
+        }
+    }
+
+    async fn ship(
+        &self,
+        epoch: u64,
+        number: &mut u64,
+        bytes: Vec<u8>,
+    ) -> Result<(), ReplicaRefusal> {
+        let this = *number;
+        *number += 1; // never twice, whatever becomes of it
+        let shipped = timeout(SHIP_MAX, self.slice.link.ship(epoch, this, bytes)).await;
+        let late = || io::Error::from_raw_os_error(libc::ETIMEDOUT);
+        shipped.unwrap_or_else(|_| Err(ReplicaRefusal::Io(late())))
+    }
+
+    /// Changes the state of the slice, of which this server is the primary. Tries until it is known
+    /// whether that is so. Errors: it is not.
+    async fn update(
+        &self,
+        leading: &Leading,
+        change: impl Fn(&mut SliceState),
+    ) -> Result<(), Deposed> {
+        let SliceOptions { membership, name, .. } = &self.slice;
+        loop {
+            match membership.slice(name).await {
+                Ok(Some((seen, revision)))
+                    if seen.primary == membership.me() && seen.epoch == leading.state.epoch =>
+                {
+                    let mut next = seen;
+                    change(&mut next);
+                    let change = SliceChange { seen: Some(revision), gone: None, next };
+                    if next == seen || matches!(membership.change(name, change).await, Ok(true)) {
+                        return Ok(());
+                    }
+                }
+                Ok(_) => return Err(Deposed),
+                Err(_) => sleep(LOOK_EVERY).await,
+            }
+        }
+    }
+
+    /// Stops to serve: whatever is under way is answered by nobody.
+    fn leave(&self, leading: &Leading) {
+        let withdrawn = leading.server.withdraw(&self.slice.name, StateLoss::Nothing);
+        // Behind it, so that what waits is not answered.
+        leading.stream.depose();
+        let mut state = self.lock();
+        state.server = refusing(&self.slice);
+        state.serves = false;
+        state.withdrawn = withdrawn;
+    }
+}
+
+/// A server that tells clients of the slice to come again.
+fn refusing(slice: &SliceOptions) -> Server {
+    let nothing = Arc::new(MemoryJournal::default());
+    Server::awaiting(slice.options.clone(), &[&slice.name], nothing)
+}
+
+/// Waits for whichever is done first. The other one is dropped: it must do nothing but wait, or what
+/// nobody needs any more. None: the first was.
+async fn race<T>(first: impl Future<Output = ()>, second: impl Future<Output = T>) -> Option<T> {
+    let (mut first, mut second) = (pin!(first), pin!(second));
+    poll_fn(|task| {
+        if first.as_mut().poll(task).is_ready() {
+            return Poll::Ready(None);
+        }
+        second.as_mut().poll(task).map(Some)
+    })
+    .await
+}
