@@ -1,6 +1,6 @@
 //! Finds the inode of an id, the inode of a name, and the id of an inode.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use dray_core::{Attr, Entry, Errno, Error, FileId, FileType, Name, Result, Timestamp};
@@ -200,7 +200,7 @@ impl Core {
     }
 
     /// As [`Core::find`], if the inode of that name is in the cache already, which saves opening
-    /// it. None where it is not. Errors: `ENOENT`.
+    /// it. None where it is not, or where files of this directory have not been lately. Errors: `ENOENT`.
     pub(crate) fn find_at_hand(
         &self,
         caller: &SquashedCaller,
@@ -208,7 +208,7 @@ impl Core {
         name: &Name,
     ) -> Result<Option<Entry>> {
         let Ids::Native(codec) = &self.ids else { return Ok(None) };
-        if self.has_mounts_below() {
+        if dir.looks_cold() || self.has_mounts_below() {
             return Ok(None);
         }
         let (handle, mount_id) = match sys::handle_at(dir.fd(), name) {
@@ -223,6 +223,7 @@ impl Core {
             return Ok(None);
         };
         let entry = Entry { id: node.id, attr: self.stat(node.fd())?.attr };
+        dir.looked_up(true);
         Ok(self.was_looked_up(caller, &node).then_some(entry))
     }
 
@@ -246,11 +247,13 @@ impl Core {
     pub(crate) fn find(&self, dir: &CachedInode, name: &Name) -> Result<(Entry, Arc<CachedInode>)> {
         let fd = sys::open_path(dir.fd(), name)?;
         let entry = self.identify(Some((dir.id, name)), fd.as_fd())?;
+        let opened = fd.as_raw_fd();
         let node = self.new_node(entry.id, entry.attr.file_type(), fd);
         let node = match self.ids {
             Ids::Native(_) => self.nodes.insert(node),
             Ids::Table(_) => self.nodes.replace(node),
         };
+        dir.looked_up(node.fd().as_raw_fd() != opened);
         Ok((entry, node))
     }
 

@@ -1,7 +1,7 @@
 //! A cache of `O_PATH` descriptors of recently used inodes.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::{FileId, FileType, IdMap};
@@ -20,9 +20,16 @@ pub(crate) struct CachedInode {
     passing: AtomicU64,
     /// The file that was last looked up here to be removed, if it was small: a mix of its id.
     small: AtomicU64,
+    /// Lookups in this directory, one after the other, of files that were not in the cache. It counts up
+    /// to [`COLD_LOOKUPS`].
+    cold_lookups: AtomicU8,
     /// The client threads that have just looked it up by a name.
     lookup_holders: Mutex<LookupHolders>,
 }
+
+/// So many lookups of files that are not in the cache make the next one open its file at once. To ask for
+/// the id first costs a system call, and saves three where the file is in the cache.
+const COLD_LOOKUPS: u8 = 3;
 
 /// Lookups that a removal makes expect another: that of the client's kernel, and the server's
 /// own before it removes.
@@ -39,6 +46,7 @@ impl CachedInode {
             fd,
             passing: AtomicU64::new(0),
             small: AtomicU64::new(0),
+            cold_lookups: AtomicU8::new(0),
             lookup_holders: Mutex::default(),
         }
     }
@@ -68,6 +76,21 @@ impl CachedInode {
     /// one mix are taken for each other: the removal of a large one then takes its time.
     pub(crate) fn was_small(&self, id: FileId) -> bool {
         self.small.load(Ordering::Relaxed) == mixed(id)
+    }
+
+    /// Whether the next file that is looked up in this directory is probably not in the cache.
+    pub(crate) fn looks_cold(&self) -> bool {
+        self.cold_lookups.load(Ordering::Relaxed) >= COLD_LOOKUPS
+    }
+
+    /// A lookup in this directory has found a file. The count is written only where it changes: threads
+    /// that look names up in one directory share it.
+    pub(crate) fn looked_up(&self, was_cached: bool) {
+        let before = self.cold_lookups.load(Ordering::Relaxed);
+        let after = if was_cached { 0 } else { (before + 1).min(COLD_LOOKUPS) };
+        if after != before {
+            self.cold_lookups.store(after, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn lookup_holders(&self) -> MutexGuard<'_, LookupHolders> {
@@ -289,6 +312,20 @@ pub(super) mod tests {
             cache.get(id).is_some_and(|node| node.id == id)
         });
         assert_eq!(found.count(), cache.len());
+    }
+
+    #[test]
+    fn a_directory_looks_cold_after_lookups_in_a_row_of_files_that_are_not_cached() {
+        let dir = node(1);
+        for _ in 0..COLD_LOOKUPS {
+            assert!(!dir.looks_cold());
+            dir.looked_up(false);
+        }
+        (0..300).for_each(|_| dir.looked_up(false)); // the count does not wrap around
+        assert!(dir.looks_cold());
+        dir.looked_up(true);
+        dir.looked_up(false);
+        assert!(!dir.looks_cold());
     }
 
     /// An inode that a network file system had given up was used for as long as anybody asked for
