@@ -12,6 +12,8 @@ RATE_MIB=${RATE_MIB:-150}
 # The same where several disks work at once.
 STRIPE_RATE_MIB=${STRIPE_RATE_MIB:-50}
 DISK_FILE_MIB=${DISK_FILE_MIB:-64}
+# Of files over several disks: large enough that filling the servers' memory is a small part of the time.
+STRIPE_FILE_MIB=${STRIPE_FILE_MIB:-256}
 SIZES=${SIZES:-4k 8k 16k 32k 64k 128k 256k 512k 1m}
 STRIPE_SIZES=${STRIPE_SIZES:-2k 8k 32k 128k 512k 1m}
 OPENERS=${OPENERS:-512}
@@ -211,7 +213,7 @@ part_placement() {
 
 # Figure 11: one file over the disks of one, two and four servers.
 part_stripe() {
-    local round count load number
+    local round count load number DISK_FILE_MIB=$STRIPE_FILE_MIB
     for number in 1 2 3 4; do
         make_disk "target$number" "$STRIPE_RATE_MIB"
         mkdir "$WORK/target$number/"{1,2,4}

@@ -120,12 +120,19 @@ impl ServerNames<'_> {
     }
 }
 
+/// Memory for data read ahead at a server with blocks of files, where the definition says nothing.
+const STRIPED_READ_AHEAD: &str = "64M";
+
 fn export_of(definition: &Definition, position: usize) -> Result<ExportPlan, String> {
     let (name, dir) = (&definition.name, directory_of(definition, position));
     let mut options = definition.export.clone();
     if definition.layout == Layout::LoadBalance {
         // Each client sees what its own server has, and nothing keeps the servers' copies equal.
         options.insert("read_only".into(), true.into());
+    }
+    if definition.layout == Layout::Stripe {
+        // Where a block of another server follows, the kernel's own read-ahead stops.
+        options.entry("read_ahead").or_insert_with(|| STRIPED_READ_AHEAD.into());
     }
     let mut plan = config::projected_export(name, &dir, &options)?;
     if !definition.layout.is_shared() && !plan.backend.has_directory() {
@@ -208,6 +215,22 @@ mod tests {
             let text = THREE.replace("'cluster'", layout).replace("'/srv'", "'/srv/%n'");
             let exports = exports(&text, None, &["tcp://io3:7000"]).unwrap();
             assert_eq!(exports[0].dir, PathBuf::from(dir), "{layout}");
+        }
+    }
+
+    #[test]
+    fn servers_with_blocks_of_files_read_ahead_unless_told_otherwise() {
+        for (layout, options, bytes) in [
+            ("stripe", "", 64 << 20),
+            ("stripe", "read_ahead = '0'", 0),
+            ("stripe", "read_ahead = '8M'", 8 << 20),
+            ("file", "", 0),
+            ("cluster", "", 0),
+        ] {
+            let text = THREE.replace("'cluster'", &format!("'{layout}'"));
+            let text = format!("{text}[projection.scratch.export]\n{options}\n");
+            let plan = exports(&text, Some("tcp://io1"), &[]).unwrap().remove(0);
+            assert_eq!(plan.aggregation.read_ahead_bytes, bytes, "{layout} {options}");
         }
     }
 
