@@ -1,6 +1,8 @@
-//! Figures from a run: bars as SVG, made by hand, and the tables of the README and of docs/PERFORMANCE.md.
+//! Figures from a run: bars and lines as SVG, made by hand, and the tables of the README and of docs/PERFORMANCE.md.
 
 mod bars;
+mod lines;
+mod parallel;
 
 use std::fs;
 use std::path::Path;
@@ -15,17 +17,19 @@ use crate::{CommandResult, context};
 const README: (&str, &str) = ("<!-- bench: begin -->", "<!-- bench: end -->");
 /// Between these lines of docs/PERFORMANCE.md the targets are written.
 const TARGETS_PAGE: (&str, &str) = ("<!-- performance: begin -->", "<!-- performance: end -->");
+/// The same for the targets and rates of projections over several servers.
+const PARALLEL_PAGE: (&str, &str) = ("<!-- parallel: begin -->", "<!-- parallel: end -->");
 
-/// `plot --serial FILE --peers FILE --figures DIR --readme FILE --performance FILE`. A file
+/// `plot --serial FILE --peers FILE --parallel FILE --figures DIR --readme FILE --performance FILE`. A file
 /// of a benchmark that never ran is left out.
 pub fn run(args: &BenchArgs) -> CommandResult {
     let figures = Path::new(args.need("figures")?);
     fs::create_dir_all(figures).map_err(context("figures"))?;
+    let page = Path::new(args.need("performance")?);
     let mut block = String::new();
     if let Some(measures) = measures(args.need("serial")?)? {
         save(&figures.join("serial.svg"), &serial_chart(&measures))?;
         block.push_str(&summary(&measures));
-        let page = Path::new(args.need("performance")?);
         let parts = parts_table(&measures, &TRANSPORTS);
         let tables = format!("{}\n{parts}", targets_table(&measures));
         write_block(page, TARGETS_PAGE, &tables)?;
@@ -33,6 +37,12 @@ pub fn run(args: &BenchArgs) -> CommandResult {
     if let Some(measures) = measures(args.need("peers")?)? {
         save(&figures.join("peers.svg"), &peers_chart(&measures))?;
         block.push_str(&format!("\n{}", peers_table(&measures)));
+    }
+    if let Some(measures) = measures(args.need("parallel")?)? {
+        for (name, chart) in parallel::charts(&measures) {
+            save(&figures.join(name), &chart)?;
+        }
+        write_block(page, PARALLEL_PAGE, &crate::report::parallel_tables(&measures))?;
     }
     if block.is_empty() {
         return Err("there is no run to show: script/bench serial first".to_owned());

@@ -15,6 +15,7 @@ use crate::args::BenchArgs;
 use crate::measure::{Measure, median, read_all};
 use crate::{CommandResult, context};
 
+pub use parallel::tables as parallel_tables;
 pub use peers::{ROWS as PEER_ROWS, ratio_metric};
 pub use serial::{GOALS, Goal, GoalVerdict, value};
 pub use sums::table as parts_table;

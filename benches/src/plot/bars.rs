@@ -43,7 +43,7 @@ fn colour(arm: &str) -> &'static str {
     COLOURS.iter().find(|(known, _)| *known == arm).map_or("#9aa0a6", |(_, colour)| colour)
 }
 
-fn escaped(text: &str) -> String {
+pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
