@@ -1,21 +1,43 @@
 # Many clients of one server, for each number of them in CLIENTS: a process holds all their
-# sessions, and starts, watches and kills the server. Over a tmpfs, so that no disk is measured.
+# sessions, and starts, watches and kills the server. Over a tmpfs, so that no disk is measured; but what all
+# read together comes from a disk of RATE_MIB, which is to stay the limit.
 
 CLIENTS=${CLIENTS:-500 1000 2000 4000}
+# The number of clients that read together, and are looked at while they rest.
+TOGETHER_CLIENTS=${TOGETHER_CLIENTS:-10000}
 IDLE_SECS=${IDLE_SECS:-10}
+RATE_MIB=${RATE_MIB:-150}
+PHASES=${PHASES:-idle contention hold status rogues restart half leave power vanish}
 
 bench_many() {
     build_all
     scratch
-    local count raw=$OUT/many.raw.jsonl
-    : >"$raw"
-    for count in $CLIENTS; do
-        rm -rf "$STORE/export" "$WORK/many"
-        mkdir "$STORE/export" "$WORK/many"
-        # What did not come to its end shows as missing, and why stands above.
-        "$BENCH" many --dray "$DRAY" --store "$STORE/export" --work "$WORK/many" \
-            --port "$(free_port 17470)" --count "$count" --idle "$IDLE_SECS" "$@" >>"$raw" || true
-        cp "$WORK/many/server.log" "$OUT/many-$count.log" || true
+    local count phases=("$@") together=no alone=()
+    RAW=$OUT/many.raw.jsonl
+    : >"$RAW"
+    # shellcheck disable=SC2206 # a list of words
+    [ $# -gt 0 ] || { phases=($PHASES); together=yes; }
+    for count in "${phases[@]}"; do
+        if [ "$count" = together ]; then together=yes; else alone+=("$count"); fi
     done
-    "$BENCH" report --bench many --raw "$raw" --out "$OUT/many.jsonl"
+    if [ ${#alone[@]} -gt 0 ]; then
+        for count in $CLIENTS; do many "$count" "$STORE/export" "${alone[@]}"; done
+    fi
+    if [ "$together" = yes ]; then
+        make_disk limited "$RATE_MIB"
+        many "$TOGETHER_CLIENTS" "$WORK/limited/export" idle together
+    fi
+    "$BENCH" report --bench many --raw "$RAW" --out "$OUT/many.jsonl"
+}
+
+# many COUNT DIRECTORY PHASE...: a server of this directory, and so many clients.
+many() {
+    local count=$1 store=$2
+    shift 2
+    rm -rf "$store" "$WORK/many"
+    mkdir "$store" "$WORK/many"
+    # What did not come to its end shows as missing, and why stands above.
+    "$BENCH" many --dray "$DRAY" --store "$store" --work "$WORK/many" \
+        --port "$(free_port 17470)" --count "$count" --idle "$IDLE_SECS" "$@" >>"$RAW" || true
+    cp "$WORK/many/server.log" "$OUT/many-$count.log" || true
 }

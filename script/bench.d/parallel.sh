@@ -49,31 +49,6 @@ put() {
         "$1" "$2" "$4" "$5" "$3" >>"$RAW"
 }
 
-# --- disks -----------------------------------------------------------------------------
-
-# make_disk NAME RATE_MIB: $WORK/NAME, a limited disk of its own.
-make_disk() {
-    local image=$STORE/$1.img device number limits=/sys/fs/cgroup/blkio kind
-    truncate -s 1G "$image"
-    device=$(losetup --find --show "$image")
-    defer "losetup -d $device"
-    mkfs.ext4 -q -F "$device"
-    mkdir -p "$WORK/$1"
-    mount "$device" "$WORK/$1"
-    defer "umount '$WORK/$1' || umount -l '$WORK/$1'"
-    number=$(cat "/sys/class/block/${device#/dev/}/dev")
-    if [ -w "/sys/class/bdi/$number/max_bytes" ]; then
-        echo 1 >"/sys/class/bdi/$number/strict_limit"
-        echo $((64 << 20)) >"/sys/class/bdi/$number/max_bytes"
-    fi
-    for kind in read write; do
-        [ -w "$limits/blkio.throttle.${kind}_bps_device" ] ||
-            { say "this kernel has no blkio.throttle of control groups, version 1"; exit 1; }
-        echo "$number $(($2 << 20))" >"$limits/blkio.throttle.${kind}_bps_device"
-        defer "echo '$number 0' >$limits/blkio.throttle.${kind}_bps_device"
-    done
-}
-
 # --- servers and mounts ----------------------------------------------------------------
 
 # serve_here NAME DIRECTORY [OPTION,...]: one server of one export; its address is in $ADDRESS.

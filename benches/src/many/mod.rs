@@ -13,6 +13,7 @@ mod others;
 mod restarts;
 mod server;
 mod spread;
+mod together;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -102,9 +103,10 @@ pub fn run(args: &BenchArgs) -> CommandResult {
 
 type Phase = fn(&mut Many) -> CommandResult;
 
-const PHASES: [(&str, Phase); 10] = [
+const PHASES: [(&str, Phase); 11] = [
     ("idle", Many::idle),
     ("contention", Many::contention),
+    ("together", Many::together),
     ("hold", Many::hold),
     ("status", Many::status),
     ("rogues", Many::rogues),

@@ -4,7 +4,30 @@ use crate::measure::Measure;
 use crate::report::Measures;
 use crate::report::table::{figure, figure_or_dash, markdown};
 
-/// No lines beside the medians, and the table.
+/// What so many sessions get together of the server's disk, against what 4 get in the same run; the fairness
+/// of their shares; the memory of one at rest.
+fn results(measures: &Measures) -> Vec<Measure> {
+    let rate = |count: usize| format!("together_by{count}_mib_per_s");
+    let of = |count: usize, metric: &str| measures.median(&format!("n{count}"), metric);
+    let flat = |count: usize| {
+        let arms = [10_000, 4000, 2000, 1000].into_iter().filter(|arm| *arm >= count);
+        let ratio = |arm: usize| Some(of(arm, &rate(count))? / of(arm, &rate(4))?);
+        arms.filter_map(ratio).next()
+    };
+    let rows = [
+        ("flat_1000", flat(1000), "ratio"),
+        ("flat_10000", flat(10_000), "ratio"),
+        ("jain_10000", of(10_000, "together_by10000_jain"), "ratio"),
+        ("kib_per_client_10000", of(10_000, "idle_server_kib_per_client"), "KiB"),
+    ];
+    let line = |(metric, value, unit): (&str, Option<f64>, &str)| {
+        let (bench, arm, metric) = ("many".into(), "result".into(), metric.into());
+        Some(Measure { bench, arm, metric, value: value?, unit: unit.into(), round: 0 })
+    };
+    rows.into_iter().filter_map(line).collect()
+}
+
+/// The results, and the table.
 pub fn report(measures: &Measures) -> (Vec<Measure>, String) {
     let arms = measures.arms();
     let medians = measures.medians();
@@ -24,7 +47,17 @@ pub fn report(measures: &Measures) -> (Vec<Measure>, String) {
         }));
         rows.push(row);
     }
-    (Vec::new(), markdown(&rows))
+    let results = results(measures);
+    for result in &results {
+        let mut row = vec![result.metric.clone(), result.unit.clone()];
+        row.extend(arms.iter().map(|_| String::new()));
+        row.push(figure(result.value));
+        rows.push(row);
+    }
+    if !results.is_empty() {
+        rows[0].push("result".to_owned());
+    }
+    (results, markdown(&rows))
 }
 
 #[cfg(test)]

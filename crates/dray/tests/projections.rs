@@ -176,6 +176,12 @@ fn a_file_of_projections_is_checked_and_shown() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.code() == Some(code) && said.contains(words), "{to}: {said}");
     }
+    // Nor is anything served then.
+    let listen = format!("unix://{}", rig.path("socket").display());
+    let state = rig.path("state").display().to_string();
+    let served = rig.run(&["serve", "--projections", path, "--listen", &listen, "--state", &state]);
+    let said = String::from_utf8_lossy(&served.stderr).into_owned();
+    assert!(served.status.code() == Some(1) && said.contains("has no address here"), "{said}");
     fs::write(&file, &good).unwrap();
     let missing = rig.run(&["projection", "show", path, "nothing"]);
     assert!(

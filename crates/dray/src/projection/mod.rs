@@ -2,17 +2,13 @@
 
 mod shares;
 
-use std::net::ToSocketAddrs;
-use std::path::Path;
-
-use dray_fabric::Address;
 use dray_layers::placement::{Definition, Layout};
 use serde_json::{Value, json};
 
 use crate::args::{ProjectionCommand, ProjectionFile};
 use crate::error::Failure;
 use crate::output;
-use crate::serve::projections::definitions_in;
+use crate::serve::projections::{definitions_in, unresolved_servers};
 use shares::Shares;
 
 /// Checks a file, or shows what it means. Errors: something is wrong in it.
@@ -43,7 +39,7 @@ fn read(args: &ProjectionFile) -> Result<Vec<Definition>, Failure> {
 fn check(args: &ProjectionFile) -> Result<(), Failure> {
     let definitions = read(args)?;
     let wrong: Vec<String> =
-        definitions.iter().flat_map(|one| unresolved(&args.file, one)).collect();
+        definitions.iter().flat_map(|one| unresolved_servers(&args.file, one)).collect();
     if !wrong.is_empty() {
         return Err(Failure::new(wrong.join("\n")));
     }
@@ -54,21 +50,6 @@ fn check(args: &ProjectionFile) -> Result<(), Failure> {
         output::print_line(format!("projection {name}: sound, and its servers have addresses"))?;
     }
     Ok(())
-}
-
-/// What is wrong with the names of the servers.
-fn unresolved(file: &Path, definition: &Definition) -> Vec<String> {
-    let resolve = |server: &String| {
-        let Ok(Address::Tcp { host, port }) = server.parse() else { return None };
-        let error = (host.as_str(), port).to_socket_addrs().err()?;
-        Some(format!(
-            "{}: projection `{}`: server {server}: the name has no address here ({error}): mend it \
-             here, or in DNS or /etc/hosts",
-            file.display(),
-            definition.name
-        ))
-    };
-    definition.servers.iter().filter_map(resolve).collect()
 }
 
 fn show(args: &ProjectionFile) -> Result<(), Failure> {

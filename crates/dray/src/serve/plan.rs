@@ -54,7 +54,9 @@ pub fn plan(args: ServeArgs) -> Result<ServePlan, Failure> {
     match (args.projections.or(config.projections.clone()), &named) {
         (Some(file), named) => {
             let names = ServerNames { named: named.as_deref(), listen: &listen };
-            exports.extend(projections::exports_of(&file, names)?);
+            let of_projections = projections::exports_of(&file, names)?;
+            must_resolve(&file, &of_projections)?;
+            exports.extend(of_projections);
         }
         (None, Some(name)) => {
             return Err(Failure::usage(format!(
@@ -96,6 +98,15 @@ pub fn plan(args: ServeArgs) -> Result<ServePlan, Failure> {
         boot: args.boot_id.unwrap_or_else(boot_id),
         config,
     })
+}
+
+/// A server whose name has no address is out of reach for clients. So nothing is served before all have one.
+fn must_resolve(file: &Path, exports: &[ExportPlan]) -> Result<(), Failure> {
+    let projections = exports.iter().filter_map(|export| export.projection.as_deref());
+    let unresolved: Vec<String> = projections
+        .flat_map(|one| projections::unresolved_servers(file, &one.definition))
+        .collect();
+    if unresolved.is_empty() { Ok(()) } else { Err(Failure::new(unresolved.join("\n"))) }
 }
 
 /// From these arguments of a server.

@@ -1,5 +1,6 @@
 //! Projections of which this server is a part: each one is an export, and its clients get the definition.
 
+use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -63,6 +64,21 @@ pub fn definitions_in(file: &Path) -> Result<Vec<Definition>, Failure> {
         let line = |error: &DefinitionError| format!("{}: {error}", file.display());
         Failure::usage(errors.iter().map(line).collect::<Vec<_>>().join("\n"))
     })
+}
+
+/// What is wrong with the names of the servers: those that have no address here.
+pub fn unresolved_servers(file: &Path, definition: &Definition) -> Vec<String> {
+    let resolve = |server: &String| {
+        let Ok(Address::Tcp { host, port }) = server.parse() else { return None };
+        let error = (host.as_str(), port).to_socket_addrs().err()?;
+        Some(format!(
+            "{}: projection `{}`: server {server}: the name has no address here ({error}): mend it \
+             here, or in DNS or /etc/hosts",
+            file.display(),
+            definition.name
+        ))
+    };
+    definition.servers.iter().filter_map(resolve).collect()
 }
 
 /// The exports of the projections in `file` that this server is a part of. Errors: anything is wrong
