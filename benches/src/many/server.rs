@@ -39,7 +39,7 @@ impl ServerProcess {
         let text = format!(
             "listen = [\"tcp://{}\"]\nstate = \"{}\"\nlease_s = {}\nclients_max = 20000\n\
              [[export]]\nname = \"{EXPORT}\"\ndir = \"{}\"\nsquash = \"none\"\n\
-             insecure = true\n", // thousands of clients of one machine: ports below 1024 are too few
+             insecure = true\ndirect = true\n", // thousands of clients of one machine: ports below 1024 are too few
             plan.address,
             plan.work.join("state").display(),
             plan.lease.as_secs(),

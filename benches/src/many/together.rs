@@ -8,6 +8,7 @@ use dray_core::{Buf, BufMut, Context, FileId, FileSystem, OpenFile, OpenHow, Wri
 use super::Many;
 use super::crowd::{GroupMember, MemberReport};
 use super::restarts::make;
+use super::spread::Spread;
 use crate::{CommandResult, context};
 
 /// The file that all read.
@@ -20,7 +21,7 @@ const FILL_BYTES: usize = 1 << 20;
 const CROWDS: [usize; 5] = [4, 20, 100, 1000, 10_000];
 /// How long they read, and at least so many reads each, so that shares can be compared.
 const READ_FOR: Duration = Duration::from_secs(4);
-const READS_MIN: usize = 8;
+const READS_MIN: usize = 4;
 
 impl Many {
     /// Rates and shares of each number of clients.
@@ -63,9 +64,15 @@ impl Many {
         let after = self.server.look();
         let metric = format!("together_by{crowd}");
         let ops = done.steps().count();
-        // Reads that each client was given in the time in which all of them read.
-        let rates: Vec<f64> = done.0.iter().map(|one| one.steps.len() as f64 / one.whole).collect();
-        let mib_per_s = rates.iter().sum::<f64>() * READ_BYTES as f64 / f64::from(1 << 20);
+        let reads: Vec<f64> = done.0.iter().map(|one| one.steps.len() as f64).collect();
+        let rates: Vec<f64> =
+            done.0.iter().zip(&reads).map(|(one, reads)| reads / one.whole).collect();
+        let mib = ops as f64 * READ_BYTES as f64 / f64::from(1 << 20);
+        let mib_per_s = mib / done.whole().part(1.0).max(1e-9);
+        let reads = Spread::new(reads);
+        for (name, part) in [("min", 0.0), ("p50", 0.5), ("max", 1.0)] {
+            self.says.put(&format!("{metric}_reads_{name}"), reads.part(part), "1");
+        }
         self.says.put(&format!("{metric}_mib_per_s"), mib_per_s, "MiB/s");
         self.says.put(&format!("{metric}_jain"), jain(&rates), "ratio");
         self.says.server(&metric, (before, after), ops);
