@@ -231,7 +231,7 @@ check() {
     local name=$1 start=$SECONDS code
     shift
     # Not inside `if`, where bash ignores `set -e`.
-    (set -e; "$@") >"$scratch/check.log" 2>&1
+    (set -eE; trap 'say "line $LINENO: $BASH_COMMAND"' ERR; "$@") >"$scratch/check.log" 2>&1
     code=$?
     if [ "$code" = 0 ]; then
         echo "ok $suite/$transport/$name ($(seconds_since "$start") s)"
