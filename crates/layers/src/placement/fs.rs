@@ -201,7 +201,9 @@ impl PlacedFs {
             if !cuts {
                 return Ok((entry, placed(created)));
             }
-            let attr = self.cut_created(cx, entry, (&*created, how.open)).await;
+            // The second change of the request at this server: a process after us must not take one's answer for
+            // the other's.
+            let attr = self.cut_created(&cx.part(1), entry, (&*created, how.open)).await;
             return match attr {
                 Ok(attr) => Ok((Entry { attr, ..entry }, placed(created))),
                 Err(error) => {
