@@ -226,12 +226,24 @@ mount_target() {
 # for a moment.
 unmount_at() { wait_up_to 60 "$DRAY" umount "$scratch/$1"; }
 
-# check NAME COMMAND...: a test. What it says is shown if it fails; `set -e` holds in it.
+# same FOUND WANTED: both are the same text. Where they are not, both are shown.
+same() {
+    [ "$1" = "$2" ] && return
+    say "found:  ${1:-nothing}"
+    say "wanted: ${2:-nothing}"
+    return 1
+}
+
+# is_absent PATH: nothing has this name. What has it is shown.
+is_absent() { ! stat "$1" 2>/dev/null; }
+
+# check NAME COMMAND...: a test. What it says is shown if it fails, with the command that failed; `set -e`
+# holds in it.
 check() {
     local name=$1 start=$SECONDS code
     shift
     # Not inside `if`, where bash ignores `set -e`.
-    (set -e; "$@") >"$scratch/check.log" 2>&1
+    (set -eE; trap 'say "line $LINENO: $BASH_COMMAND"' ERR; "$@") >"$scratch/check.log" 2>&1
     code=$?
     if [ "$code" = 0 ]; then
         echo "ok $suite/$transport/$name ($(seconds_since "$start") s)"
@@ -252,6 +264,9 @@ wait_up_to() {
         sleep 0.1
     done
 }
+
+# is_reaped PID: no process has the number, so that no thread of it has anything open.
+is_reaped() { [ ! -e "/proc/$1" ]; }
 
 # is_gone PID: it has ended, and waits to be reaped at most.
 is_gone() { [ -z "$(start_time "$1")" ]; }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use dray_core::{FsInfo, NodeId, Stack};
 use dray_fabric::Address;
 use dray_layers::placement::{
-    Definition, Layout, Placement, own_disks_stack, parse_definitions, placed_stack, probe_target,
+    Definition, FilePlaces, Layout, Placement, own_disks_stack, parse_definitions, placed_stack,
+    probe_target,
 };
 use dray_rpc::client::{ClientSession, ConnectError, RemoteFs};
 
@@ -34,6 +35,8 @@ pub struct ClientProjection {
     /// As its servers have it.
     pub definition: Definition,
     placement: Placement,
+    /// Of all threads: the kernel asks one for a directory and another one for what is in it.
+    places: Arc<FilePlaces>,
 }
 
 impl ClientProjection {
@@ -46,7 +49,7 @@ impl ClientProjection {
         let definition = definitions.pop().filter(|_| definitions.is_empty());
         let definition = definition.ok_or_else(|| wrong("it is not of one projection".into()))?;
         let placement = Placement::new(&definition);
-        Ok(Arc::new(ClientProjection { definition, placement }))
+        Ok(Arc::new(ClientProjection { definition, placement, places: Arc::default() }))
     }
 
     /// The export of each server that the client `node` uses, with its position in the definition.
@@ -173,7 +176,10 @@ impl ClientConnection {
             Some(projection) => {
                 let stacks = self.sessions.iter().cloned().map(RemoteFs::stack).collect();
                 match projection.definition.layout.is_shared() {
-                    true => placed_stack(projection.placement.clone(), stacks),
+                    true => {
+                        let places = projection.places.clone();
+                        placed_stack(projection.placement.clone(), places, stacks)
+                    }
                     false => own_disks_stack(projection.placement.clone(), stacks),
                 }
             }

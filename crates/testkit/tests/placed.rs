@@ -4,18 +4,15 @@ mod site;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_core::{Buf, BufMut, Context, CreateHow, Errno, FileSystem, Name, Op, OpenHow, Write};
-use dray_layers::Observed;
-use dray_layers::faults::{Fault, Faults, When};
 use dray_layers::placement::{Placement, parse_definitions};
 use dray_testkit::conformance::{OptionalFeatures, suite};
 use dray_testkit::fixture::{Ext4, Tmpfs, block_on, skipped_without_root};
 use dray_testkit::model::Quirks;
 
-use site::{agree, generated, placed, posix};
+use site::{agree, failing, generated, placed, posix};
 
 const SERVERS: usize = 3;
 const STRIPED: &str = "layout = \"cluster-stripe\"\nstripe = \"4K\"";
@@ -112,13 +109,6 @@ fn three_clients_of_a_cluster_over_tmpfs_agree_with_the_model() {
         std::fs::remove_dir_all(&dir).map_err(words)?;
         result
     });
-}
-
-/// A server at which calls of one kind fail.
-fn failing(fs: Stack, op: Op, errno: Errno) -> Stack {
-    let fault =
-        Fault { op: Some(op), when: When::Always, delay: Duration::ZERO, error: Some(errno) };
-    Arc::new(Observed::new(fs, Arc::new(Faults::new(vec![fault]))))
 }
 
 /// Three blocks of 4 KiB, written and read by one client with `failing` at the servers that are not the

@@ -57,20 +57,24 @@ pub fn append(path: PathBuf) -> io::Result<impl FnMut(u64) -> io::Result<()>> {
 pub fn names(dir: PathBuf) -> impl FnMut(u64) -> io::Result<()> {
     move |round| {
         let (from, to) = (dir.join(format!("{round}.a")), dir.join(format!("{round}.b")));
-        fs::create_dir(&from)?;
-        fs::rename(&from, &to)?;
-        fs::remove_dir(&to)?;
-        let file = OpenOptions::new().write(true).create_new(true).open(&from)?;
-        drop(file);
-        fs::hard_link(&from, &to)?;
-        fs::remove_file(&from)?;
-        fs::remove_file(&to)
+        let said = |what: &str, done: io::Result<()>| {
+            done.map_err(|error| io::Error::other(format!("{what} in round {round}: {error}")))
+        };
+        said("mkdir", fs::create_dir(&from))?;
+        said("rename", fs::rename(&from, &to))?;
+        said("rmdir", fs::remove_dir(&to))?;
+        let file = OpenOptions::new().write(true).create_new(true).open(&from);
+        said("create", file.map(drop))?;
+        said("link", fs::hard_link(&from, &to))?;
+        said("unlink of the first name", fs::remove_file(&from))?;
+        said("unlink of the second name", fs::remove_file(&to))
     }
 }
 
 pub fn read_back(path: PathBuf, content: Vec<u8>) -> impl FnMut(u64) -> io::Result<()> {
     move |round| {
-        let mut file = File::open(&path)?;
+        let mut file = File::open(&path)
+            .map_err(|error| io::Error::other(format!("open to read back: {error}")))?;
         let mut read = vec![0; 4096];
         let at = round * 4096 % (content.len() as u64 - 4096);
         file.read_exact_at(&mut read, at)?;

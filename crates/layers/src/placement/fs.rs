@@ -36,7 +36,7 @@ pub(super) struct PlacedServers {
     /// In the order of the definition.
     servers: Vec<Arc<dyn FileSystem>>,
     info: FsInfo,
-    pub(super) places: FilePlaces,
+    pub(super) places: Arc<FilePlaces>,
 }
 
 impl PlacedServers {
@@ -104,11 +104,25 @@ impl PlacedServers {
         };
         for (old, (dir, name)) in [Some((from, to)), exchanged].into_iter().flatten() {
             if let Ok(entry) = self.look_at(cx, at, old).await {
-                let is_dir = entry.attr.file_type() == FileType::Directory;
-                moved.push((entry.id, FilePlace { dir, name: name.to_owned(), is_dir }));
+                moved.push((entry.id, FilePlace::of((dir, name), &entry)));
             }
         }
         moved
+    }
+
+    /// What a rename has moved, if that could not be found before: a process before us had moved it, and has
+    /// died.
+    async fn has_moved(
+        &self,
+        cx: &Context,
+        (dir, name): (FileId, &Name),
+    ) -> Option<(FileId, FilePlace)> {
+        if !self.learn() {
+            return None;
+        }
+        let at = self.placement.name(dir, name);
+        let entry = self.look_at(cx, at, (dir, name)).await.ok()?;
+        Some((entry.id, FilePlace::of((dir, name), &entry)))
     }
 
     /// Has the home of `file` see that the server `removing` has taken a name from it. Without a name its
@@ -141,6 +155,11 @@ impl PlacedServers {
     }
 }
 
+/// Whether a server says that a file is gone. Of a file that nobody can show to the server this says nothing.
+fn is_gone(error: &Error) -> bool {
+    error.errno() == Errno::ESTALE && !error.is_unmet()
+}
+
 /// Makes a call at a file's home.
 macro_rules! at_home {
     ($self:ident, $cx:ident, $id:ident, $method:ident($($argument:expr),*)) => {{
@@ -151,14 +170,18 @@ macro_rules! at_home {
 }
 
 impl PlacedFs {
-    /// `servers` in the order of the definition that `placement` is of, one for each server.
+    /// `servers` in the order of the definition that `placement` is of, one for each server. `places` are
+    /// those of the client.
     ///
     /// # Panics
     /// If there is not one file system for each server.
-    pub fn new(placement: Placement, servers: Vec<Arc<dyn FileSystem>>) -> PlacedFs {
+    pub fn new(
+        placement: Placement,
+        places: Arc<FilePlaces>,
+        servers: Vec<Arc<dyn FileSystem>>,
+    ) -> PlacedFs {
         assert_eq!(servers.len(), placement.servers_count(), "one file system for each server");
         let info = servers[0].info().clone();
-        let places = FilePlaces::default();
         PlacedFs { shared: Arc::new(PlacedServers { placement, servers, info, places }) }
     }
 
@@ -178,7 +201,9 @@ impl PlacedFs {
             if !cuts {
                 return Ok((entry, placed(created)));
             }
-            let attr = self.cut_created(cx, entry, (&*created, how.open)).await;
+            // The second change of the request at this server: a process after us must not take one's answer for
+            // the other's.
+            let attr = self.cut_created(&cx.part(1), entry, (&*created, how.open)).await;
             return match attr {
                 Ok(attr) => Ok((Entry { attr, ..entry }, placed(created))),
                 Err(error) => {
@@ -188,7 +213,7 @@ impl PlacedFs {
             };
         }
         let opened = self.open_created(cx, entry, how.open, cuts).await;
-        if opened.as_ref().is_err_and(|error| error.errno() == Errno::ESTALE) {
+        if opened.as_ref().is_err_and(is_gone) {
             // Removed in between: nobody else can find it, so that it may be used here.
             let at = (answering, how.open);
             return Ok((entry, PlacedFile::open(&self.shared, at, created)));
@@ -286,7 +311,7 @@ impl FileSystem for PlacedFs {
             for _ in 0..LOOKUPS_MAX {
                 let entry = self.shared.look_at(cx, at, (dir, name)).await?;
                 match self.shared.at_home(cx, entry, at).await {
-                    Err(error) if error.errno() == Errno::ESTALE => {} // replaced in between
+                    Err(error) if is_gone(&error) => {} // replaced in between
                     outcome => return outcome,
                 }
             }
@@ -375,10 +400,13 @@ impl FileSystem for PlacedFs {
                 RenameHow::NoReplace | RenameHow::Exchange => None,
             };
             let shared = &*self.shared;
-            let moved = shared.about_to_move(cx, at, (from, to), how).await;
+            let mut moved = shared.about_to_move(cx, at, (from, to), how).await;
             let rename = || shared.at(at).rename(cx, from, to, how);
             shared.taught(cx, (at, [from.0, to.0]), rename).await?;
             shared.show_removed(cx, replaced, at).await;
+            if moved.is_empty() {
+                moved.extend(shared.has_moved(cx, to).await);
+            }
             for moved in moved {
                 shared.show_renamed(cx, moved, at).await;
             }
@@ -402,6 +430,9 @@ impl FileSystem for PlacedFs {
                 // Without a name it is known at its home only.
                 Err(error) if error.errno() == Errno::ESTALE => {
                     drop(steps); // no request waits for a slot while it keeps one
+                    if error.is_unmet() && shared.getattr(cx, id).await?.nlink > 0 {
+                        return Err(error); // it has one, which is not known here
+                    }
                     let home = shared.placement.home(id);
                     let link = || shared.at(home).link(cx, id, dir, name);
                     let entry = shared.taught(cx, (home, [dir]), link).await?;

@@ -1,6 +1,8 @@
 //! Servers that have to learn ids from names: a call that meets a server which has not met its files yet.
 
-use dray_core::{Context, DirPage, Entry, Errno, Error, FileId, Fut, Name, Result};
+use dray_core::{
+    Context, DirPage, Entry, Errno, Error, FileId, Fut, Name, NameBuf, OpenFile, OpenHow, Result,
+};
 
 use super::fs::PlacedServers;
 use super::mapping::ServerIndex;
@@ -10,6 +12,10 @@ use super::places::FilePlace;
 const DEPTH_MAX: usize = 4096;
 /// Calls for one file at most: a server that forgets what it has just learned would be told for ever.
 const CALLS_MAX: usize = 4 * DEPTH_MAX;
+
+/// Listings are searched so far for the name of a directory: some 2 million names.
+const PAGES_MAX: usize = 1024;
+const PAGE_BYTES: usize = 64 << 10;
 
 impl PlacedServers {
     /// Notes a name of a file, if a server may ask for it.
@@ -32,7 +38,8 @@ impl PlacedServers {
     }
 
     /// Makes a call about `ids` at a server. If the server has not met one of them, it is told where the file
-    /// is, and the call is made again. Errors: `ESTALE` if no name is known here, or the name is an old one.
+    /// is, and the call is made again. Errors: `ESTALE` if the file has no longer the name that is known here;
+    /// unmet if no name is known of it or of a directory above.
     pub(super) fn taught<'a, T: Send + 'a, const N: usize>(
         &'a self,
         cx: &'a Context,
@@ -64,18 +71,51 @@ impl PlacedServers {
             if id == self.root() {
                 return Ok(());
             }
-            let place = self.places.of(id).filter(|_| unmet.len() <= DEPTH_MAX);
-            let FilePlace { dir, name, .. } = place.ok_or_else(unknown)?;
-            match self.at(at).learn(cx, (dir, &name), id).await {
+            if unmet.len() > DEPTH_MAX {
+                break;
+            }
+            let place = match self.places.of(id) {
+                Some(place) => place,
+                None => self.find_directory(cx, at, id).await.ok_or_else(unknown)?,
+            };
+            let dir = place.dir;
+            match self.at(at).learn(cx, (dir, &place.name), id).await {
                 Ok(()) => {
                     unmet.pop();
                 }
                 Err(error) if error.is_unmet() && !unmet.contains(&dir) => unmet.push(dir),
-                Err(error) if error.errno() == Errno::ENOTSUP => return Err(unknown()),
-                Err(error) => return Err(error.unmet(false)),
+                // Another client may have moved the directory.
+                Err(error) => match self.find_directory(cx, at, id).await {
+                    Some(other) if other != place => {}
+                    _ => return Err(not_taught(error, unmet.len())),
+                },
             }
         }
         Err(unknown())
+    }
+
+    /// Finds the name of a directory that this client has not met by its name, for the server `at`. Such is the
+    /// working directory of a program that is older than this process. The server of the directory's names knows
+    /// what is above, and a listing of that has the name. None of what is no directory.
+    async fn find_directory(
+        &self,
+        cx: &Context,
+        at: ServerIndex,
+        dir: FileId,
+    ) -> Option<FilePlace> {
+        let knows = self.placement.directory(dir);
+        if knows == at || self.places.of(dir).is_some_and(|place| !place.is_dir) {
+            return None;
+        }
+        // The caller may use the directory, and need not be allowed to list what is above.
+        let cx = &Context::system().on_behalf_of(cx.origin.node);
+        let above = self.at(knows).parent(cx, dir).await.ok()?.id;
+        let listing = self.at(knows).open(cx, above, OpenHow::DIRECTORY).await.ok()?;
+        let name = name_in(cx, &*listing, dir).await;
+        let _ = listing.close(cx).await; // the name counts
+        let place = FilePlace { dir: above, name: name?, is_dir: true };
+        self.places.insert(dir, place.clone());
+        Some(place)
     }
 
     /// Tells servers that a file or directory was renamed at the server `at`. They may have to find
@@ -97,7 +137,35 @@ impl PlacedServers {
     }
 }
 
+/// The name of an inode in a listing.
+async fn name_in(cx: &Context, listing: &dyn OpenFile, id: FileId) -> Option<NameBuf> {
+    let mut cookie = 0;
+    for _ in 0..PAGES_MAX {
+        let page = listing.readdir(cx, cookie, PAGE_BYTES, false).await.ok()?;
+        // A listing without attributes has inode numbers alone. Learning compares the rest.
+        if let Some((name, _)) = page.iter().find(|(_, entry)| entry.id.ino == id.ino) {
+            return Some(Name::new(name).ok()?.to_owned());
+        }
+        let (_, last) = page.iter().last().filter(|_| !page.end)?;
+        cookie = last.cookie;
+    }
+    None
+}
+
+/// Why a server has not learned the last of `unmet` ids, of which the first is that of the file in question.
+/// A file that has lost its name may be gone. A directory above it that has lost its name has another one,
+/// which is not known here.
+fn not_taught(error: Error, unmet: usize) -> Error {
+    match error.errno() {
+        Errno::ENOTSUP => unknown(),
+        Errno::ESTALE if error.is_unmet() || unmet > 1 => unknown(),
+        _ => error,
+    }
+}
+
+/// An `ESTALE` by which the caller's kernel looks the path up again. It must not be taken for a file that is gone.
 fn unknown() -> Error {
     Error::new(Errno::ESTALE)
         .because("a server has not met the file, and no name of it is known here")
+        .unmet(true)
 }

@@ -26,4 +26,5 @@ pub use own_disks::{
     NAMES_DIR, OBJECTS_DIR, ObjectId, OwnDisksFs, SHARDS, own_disks_stack, probe_target,
 };
 pub use parse::{DefinitionError, SERVERS_MAX, parse_definitions};
+pub use places::FilePlaces;
 pub use session::placed_stack;

@@ -19,9 +19,17 @@ pub(super) struct FilePlace {
     pub(super) is_dir: bool,
 }
 
-/// The name that each file was last met by.
+impl FilePlace {
+    pub(super) fn of((dir, name): (FileId, &Name), entry: &Entry) -> FilePlace {
+        let is_dir = entry.attr.file_type() == FileType::Directory;
+        FilePlace { dir, name: name.to_owned(), is_dir }
+    }
+}
+
+/// The name that each file was last met by. All file systems of one client share it: one of them may be
+/// asked for a file whose directory another one has looked up.
 #[derive(Default)]
-pub(super) struct FilePlaces(Mutex<PlaceGenerations>);
+pub struct FilePlaces(Mutex<PlaceGenerations>);
 
 /// What was met last, and what was met before that.
 #[derive(Default)]
@@ -37,8 +45,7 @@ impl FilePlaces {
 
     /// `entry` was found, made or linked as `name` in `dir`.
     pub(super) fn met(&self, (dir, name): (FileId, &Name), entry: &Entry) {
-        let is_dir = entry.attr.file_type() == FileType::Directory;
-        self.insert(entry.id, FilePlace { dir, name: name.to_owned(), is_dir });
+        self.insert(entry.id, FilePlace::of((dir, name), entry));
     }
 
     pub(super) fn insert(&self, id: FileId, place: FilePlace) {

@@ -11,6 +11,7 @@ use dray_core::{
 use super::file::PlacedFile;
 use super::fs::{PlacedFs, PlacedServers};
 use super::mapping::{Placement, ServerIndex};
+use super::places::FilePlaces;
 
 /// One session with each server of a projection. All have the same node, so that the numbers of
 /// requests and the owners of locks mean the same at each server.
@@ -19,16 +20,17 @@ struct PlacedSession {
     sessions: Vec<Arc<dyn SessionControl>>,
 }
 
-/// A projection for a front end: `servers` in the order of the definition.
+/// A projection for a front end: `servers` in the order of the definition, and `places` of the client that
+/// has these sessions, whatever stacks they are in.
 ///
 /// # Panics
 /// If there is not one stack for each server, or they have several nodes.
-pub fn placed_stack(placement: Placement, servers: Vec<Stack>) -> Stack {
+pub fn placed_stack(placement: Placement, places: Arc<FilePlaces>, servers: Vec<Stack>) -> Stack {
     let (files, sessions): (Vec<_>, Vec<_>) =
         servers.into_iter().map(|stack| (stack.fs, stack.session)).unzip();
     let nodes: HashSet<NodeId> = sessions.iter().map(|session| session.node()).collect();
     assert_eq!(nodes.len(), 1, "the sessions of a projection have one node");
-    let fs = PlacedFs::new(placement, files);
+    let fs = PlacedFs::new(placement, places, files);
     let session = PlacedSession { shared: fs.shared.clone(), sessions };
     Stack { fs: Arc::new(fs), session: Arc::new(session) }
 }

@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dray_backends::posix::{PosixFs, PosixOptions, Squash};
-use dray_core::{Admit, Context, FileSystem, FsUuid, Make, Name, ObservedCall};
+use dray_core::{Admit, Context, Errno, FileSystem, FsUuid, Make, Name, ObservedCall, Op};
 use dray_fabric::sim::{Network, Weather};
 use dray_fabric::{Address, Connect, Sockets, listen_first, local};
+use dray_layers::faults::{Fault, Faults, When};
 use dray_layers::placement::{
     NAMES_DIR, OBJECTS_DIR, Placement, SHARDS, own_disks_stack, parse_definitions, placed_stack,
 };
@@ -105,7 +106,7 @@ pub async fn placed(servers: Vec<Stack>, count: usize, options: &str) -> Vec<Sta
     let placement = placement_over(servers.len(), options);
     let servers = servers.into_iter().map(server_of).collect();
     let clients = connected(servers, count).await.into_iter();
-    clients.map(|stacks| placed_stack(placement.clone(), stacks).fs).collect()
+    clients.map(|stacks| placed_stack(placement.clone(), Arc::default(), stacks).fs).collect()
 }
 
 /// The same, of servers with their own disks, which are prepared as `dray serve` does it.
@@ -136,7 +137,7 @@ async fn prepare_disk(fs: &dyn FileSystem) {
     }
 }
 
-fn placement_over(servers: usize, options: &str) -> Placement {
+pub fn placement_over(servers: usize, options: &str) -> Placement {
     let names: Vec<String> = (1..=servers).map(|number| format!("\"tcp://io{number}\"")).collect();
     let names = names.join(", ");
     let text = format!("[projection.x]\nservers = [{names}]\npath = \"/\"\n{options}");
@@ -144,7 +145,7 @@ fn placement_over(servers: usize, options: &str) -> Placement {
 }
 
 /// Each client's sessions with all servers.
-async fn connected(servers: Vec<Server>, count: usize) -> Vec<Vec<dray_core::Stack>> {
+pub async fn connected(servers: Vec<Server>, count: usize) -> Vec<Vec<dray_core::Stack>> {
     let mut connectors = Vec::new();
     for server in servers {
         let (listener, connector) = local::listen();
@@ -163,6 +164,13 @@ async fn connected(servers: Vec<Server>, count: usize) -> Vec<Vec<dray_core::Sta
         clients.push(stacks);
     }
     clients
+}
+
+/// A server at which calls of one kind fail.
+pub fn failing(fs: Stack, op: Op, errno: Errno) -> Stack {
+    let fault =
+        Fault { op: Some(op), when: When::Always, delay: Duration::ZERO, error: Some(errno) };
+    Arc::new(Observed::new(fs, Arc::new(Faults::new(vec![fault]))))
 }
 
 /// So many clients over the simulated `network`. To be called in a simulation.
