@@ -44,7 +44,7 @@ pub enum RunLength {
     Count(u64),
 }
 
-/// Whose CPU time counts.
+/// The daemons whose CPU time counts.
 #[derive(Clone, Debug, Default)]
 pub struct Daemons {
     /// Process ids of the client's daemons.

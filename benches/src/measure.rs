@@ -15,7 +15,7 @@ pub struct Measure {
     pub metric: String,
     /// The figure.
     pub value: f64,
-    /// Its unit.
+    /// The unit of the value.
     pub unit: String,
     /// Round or pass, from 0.
     pub round: u32,

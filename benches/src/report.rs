@@ -82,7 +82,7 @@ impl Measures {
     }
 }
 
-/// Whose CPU time it was: kept in the file, too much for the screen.
+/// Figures that say whose CPU time it was: kept in the file, too much for the screen.
 const DETAILS: [&str; 5] = [
     ".cpu_app_us",
     ".cpu_client_us",

@@ -51,7 +51,7 @@ pub struct Run<'a> {
     pub file_bytes: u64,
     /// Files of the metadata workloads.
     pub names: u64,
-    /// Whose CPU time counts.
+    /// The daemons whose CPU time counts.
     pub daemons: &'a Daemons,
 }
 

@@ -1,12 +1,28 @@
-"""Long sentences of Markdown documents, and of the comments of Rust sources.
+"""Long sentences of Markdown documents and of the comments of Rust sources, and docstrings that begin
+with a pronoun.
 
-prose.py FILE...; exits 1 after naming every sentence of more than 25 words, as FILE:LINE.
+prose.py FILE...; exits 1 after naming every sentence of more than 25 words, as FILE:LINE, and every
+docstring whose first word is a pronoun. The reader of a docstring may see nothing else, for instance in
+an editor's window.
 """
 
 import re
 import sys
 
 WORDS_MAX = 25
+
+# A docstring that begins with one of these words does not say what it is about.
+PRONOUNS = ("It", "Its", "They", "Their", "Those", "Whose", "Whom", "Such")
+
+# Rooms whose docstrings may begin with pronouns for now. A room leaves this list when it is done.
+PRONOUN_ROOMS = (
+    "crates/dray/src/serve",
+    "crates/layers/src/audit",
+    "crates/layers/src/placement",
+    "crates/layers/src/qos",
+    "crates/rpc/src/server/replication",
+    "crates/testkit/src/simulator",
+)
 
 # What ends in a full stop and ends no sentence.
 ABBREVIATIONS = ("e.g.", "i.e.", "etc.", "vs.", "cf.", "no.")
@@ -83,6 +99,26 @@ def comments(text):
     yield from finished()
 
 
+def docstrings(text):
+    """The first line of each docstring of a Rust source, with its number."""
+    kind = None
+    for at, line in enumerate(text.splitlines(), 1):
+        comment = re.match(r"\s*(//[/!]) (.*)$", line) or re.match(r"\s*(//[/!])()$", line)
+        if comment and comment[1] != kind:
+            yield at, comment[2]
+        kind = comment[1] if comment else None
+
+
+def pronouns(path, text):
+    """Docstrings that begin with a pronoun."""
+    if not path.endswith(".rs") or any(re.search(rf"(^|/){room}[/.]", path) for room in PRONOUN_ROOMS):
+        return
+    for number, line in docstrings(text):
+        word = re.match(r"\w+", line)
+        if word and word[0] in PRONOUNS:
+            yield number, word[0], line
+
+
 def plain(block):
     """The block as it is read: code is one word, a link is its text."""
     block = re.sub(r"`[^`]*`", "code", block)
@@ -123,6 +159,9 @@ def main():
         for number, words, sentence in long_sentences(path, text):
             found = True
             print(f"{path}:{number}: {words} words: {sentence}")
+        for number, word, line in pronouns(path, text):
+            found = True
+            print(f"{path}:{number}: begins with the pronoun {word}: {line}")
     return int(found)
 
 

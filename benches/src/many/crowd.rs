@@ -18,16 +18,16 @@ use crate::{CommandResult, context};
 
 /// Clients that share an address: fewer than a server takes from one.
 const CLIENTS_EACH: usize = 50;
-/// Who was refused tries again after up to this time.
+/// A client that was refused tries again after up to this time.
 const AGAIN: Duration = Duration::from_millis(300);
-/// Who has not been let in by then has failed.
+/// A client that has not been let in by then has failed.
 const CONNECT_MAX: Duration = Duration::from_secs(120);
 
 /// One client.
 pub struct GroupMember {
-    /// Its number.
+    /// The number of the client.
     pub number: usize,
-    /// Its session.
+    /// The session of the client.
     pub fs: RemoteFs,
     link: Arc<LoopbackLink>,
     files: Mutex<Vec<Arc<dyn OpenFile>>>,
@@ -49,7 +49,7 @@ impl GroupMember {
         std::mem::take(&mut *self.files.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// It is gone, and has not said so.
+    /// The client dies without a word to the server.
     pub fn die(&self) {
         self.link.die();
     }
@@ -136,7 +136,7 @@ impl GroupWork {
 }
 
 impl ClientGroup {
-    /// Nobody yet; `first` is the number of the first client, so that crowds differ.
+    /// A group without clients; `first` is the number of the first client, so that groups differ.
     pub fn new(plan: &ManyClientsPlan, threads: usize, first: usize) -> CommandResult<ClientGroup> {
         let mut stations = Vec::new();
         for index in 0..threads {
@@ -299,7 +299,7 @@ impl Bystanders {
         Ok(Bystanders { crowd, on: Arc::default(), running: None })
     }
 
-    /// They begin.
+    /// The bystanders begin.
     pub fn begin(&mut self) {
         self.on.store(true, Ordering::SeqCst);
         let on = self.on.clone();
@@ -317,7 +317,7 @@ impl Bystanders {
         }));
     }
 
-    /// They end; what each of their calls took.
+    /// The bystanders end. Answers what each of their calls took.
     pub fn end(&mut self) -> GroupReport {
         self.on.store(false, Ordering::SeqCst);
         self.running.take().map(GroupWork::wait).unwrap_or_default()

@@ -153,7 +153,7 @@ struct Many {
 }
 
 impl Many {
-    /// They come, all at once.
+    /// The clients come, all at once.
     fn connect(&mut self, count: usize) -> CommandResult {
         let before = self.server.look();
         let connected = self.crowd.connect(count);

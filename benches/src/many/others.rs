@@ -45,7 +45,7 @@ impl Many {
         Ok(())
     }
 
-    /// One of many wants as much as it can get.
+    /// One client of many wants as much as it can get.
     pub(super) fn rogues(&mut self) -> CommandResult {
         let mut bystanders = Bystanders::new(&self.plan, BYSTANDERS)?;
         let mut greedy = ClientGroup::new(&self.plan, 1, 70_000)?;

@@ -80,7 +80,7 @@ async fn write_and_lock(
 }
 
 impl Many {
-    /// Nobody wants anything.
+    /// No client wants anything.
     pub(super) fn idle(&mut self) -> CommandResult {
         self.rest("idle");
         Ok(())

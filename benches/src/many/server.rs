@@ -65,19 +65,19 @@ impl ServerProcess {
         Ok(())
     }
 
-    /// Its process.
+    /// The id of the server's process.
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
     }
 
-    /// Its process dies at once.
+    /// Kills the server's process: it dies at once.
     pub fn kill(&mut self) -> CommandResult {
         self.child.kill().map_err(context("killing the server"))?;
         self.child.wait().map(drop).map_err(context("waiting for the server's end"))
     }
 
-    /// Another one takes its place; one that gets another `boot` takes its machine for one that
-    /// has lost what was not on media.
+    /// Starts another process in the place of the server. A process that gets another `boot` takes
+    /// its machine for one that has lost what was not on media.
     pub fn start_again(&mut self, boot: Option<u128>) -> CommandResult {
         self.child = spawn(&self.plan, boot)?;
         self.wait_until_it_listens()

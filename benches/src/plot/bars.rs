@@ -6,7 +6,7 @@ use crate::report::table::figure;
 
 /// One bar.
 pub struct ChartBar {
-    /// Whose it is; decides the colour.
+    /// The arm that the bar belongs to. The arm decides the colour.
     pub arm: String,
     /// How long, in the chart's unit.
     pub value: f64,

@@ -37,7 +37,7 @@ const READ_4K: &str = "file_read_4k.mib_per_s";
 const WRITE_128K: &str = "file_write_128k.mib_per_s";
 const WRITE_4K: &str = "file_write_4k.mib_per_s";
 
-/// Those of the issue and the seed's figures 8 to 11.
+/// The rows of the issue and of the seed's figures 8 to 11.
 const ROWS: [Row; 16] = [
     least("single_vs_server_128k", ("merged", READ_128K), ("disk", READ_128K), 0.95),
     least("single_vs_server_4k", ("merged", READ_4K), ("disk", READ_4K), 0.75),

@@ -40,8 +40,8 @@ pub trait BackendKind: Send + Sync + fmt::Debug {
 pub struct ExportSettings<'a> {
     /// The name by which clients ask for it.
     pub name: &'a str,
-    /// Its directory, as the administrator named it. For a kind without directories, the name that
-    /// is shown.
+    /// The directory of the export, as the administrator named it. For a kind without directories,
+    /// the name that is shown.
     pub dir: &'a Path,
     /// Changes are refused.
     pub read_only: bool,
@@ -158,11 +158,12 @@ pub enum UnavailableReason {
 
 /// The files to be served, found and not opened yet.
 pub trait FoundBackend {
-    /// Its directory without links. For a kind without directories, the name that is shown.
+    /// The backend's directory without links. For a kind without directories, the name that is
+    /// shown.
     fn dir(&self) -> &Path;
 
-    /// Its identity, to be recorded and compared with the recorded one. None: it ends with the
-    /// server, and the next one is another.
+    /// The file system's identity, to be recorded and compared with the recorded one. None: it ends
+    /// with the server, and the next one is another.
     fn identity(&self) -> Option<&FsIdentity>;
 
     /// How it differs from the recorded identity; none if it does not.

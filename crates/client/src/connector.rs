@@ -25,8 +25,8 @@ pub struct ConnectOptions {
     /// What is open is cached: the server is to tell of changes by others
     /// ([`SessionControl::hear_changes_by`](dray_core::SessionControl::hear_changes_by)).
     pub caches: bool,
-    /// Nobody looks at who calls, since all are one user at the server: one at which they are not is not
-    /// gone on with.
+    /// The front end does not check who calls, because all callers are one user at the server. A
+    /// server where callers are several users is refused.
     pub counts_on_one_user: bool,
     /// Fingerprint of the definition of the projection by which files are placed; 0: none is known.
     pub definition: u64,

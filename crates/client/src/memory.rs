@@ -22,9 +22,9 @@ const DEFINITION_MAX: u64 = DEFINITION_MAX_BYTES as u64 + 1;
 
 /// Memory of a client's sessions.
 pub enum ClientMemory {
-    /// It ends with the process.
+    /// The memory ends with the process.
     Heap,
-    /// The same, of a client whose node is known.
+    /// Memory that ends with the process, of a client whose node is known.
     HeapOf(NodeId),
     /// A file of memory that a supervisor holds. A process that follows this one finds there what this
     /// one had.

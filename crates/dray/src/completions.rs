@@ -91,7 +91,7 @@ mod tests {
     use crate::args::Args;
     use clap::CommandFactory;
 
-    /// They offered nothing.
+    /// The completions offered no options of mounts.
     #[test]
     fn options_of_mounts_are_offered_where_they_go() {
         for (shell, word) in [

@@ -199,7 +199,7 @@ mod tests {
         drop(stuck);
     }
 
-    /// Those who asked before have left, but their connections wait to be accepted.
+    /// The programs that asked before have left, but their connections wait to be accepted.
     #[test]
     fn a_process_that_accepts_nobody_is_given_up() {
         let dir = tempfile::tempdir().unwrap();

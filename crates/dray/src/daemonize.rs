@@ -28,9 +28,9 @@ pub struct ReadinessPipe {
 pub enum StartProgress {
     /// Nothing is mounted.
     Nothing,
-    /// It may have mounted.
+    /// The process may have mounted.
     Mounting,
-    /// It has mounted; the connection has this number.
+    /// The process has mounted; the connection has this number.
     Mounted(u32),
 }
 
@@ -167,7 +167,7 @@ impl ReadinessPipe {
         self.tell(&[MOUNTING]);
     }
 
-    /// It is mounted.
+    /// Reports that the mount is there.
     pub fn mounted(&self, connection: u32) {
         let [a, b, c, d] = connection.to_ne_bytes();
         self.tell(&[MOUNTED, a, b, c, d]);

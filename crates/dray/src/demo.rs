@@ -14,9 +14,9 @@ use crate::{interrupt, output};
 const FILES: usize = 8;
 /// Files of the small-file part.
 const SMALL_FILES: usize = 500;
-/// One call.
+/// Bytes of one call.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Most that is written.
+/// Most that is written, MiB.
 const MIB_MAX: usize = 1 << 20;
 
 /// A directory that is removed in the end.

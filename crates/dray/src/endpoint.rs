@@ -36,7 +36,7 @@ enum Stage {
     Listening,
 }
 
-/// Somebody who asks.
+/// A client of the endpoint that asks something.
 struct Guest {
     stage: Mutex<Stage>,
     /// Set: another connection needs the place.
@@ -208,7 +208,7 @@ mod tests {
 
     use socket2::{Domain, SockAddr, Socket, Type};
 
-    /// It waited to be accepted, for ever.
+    /// A new server waited for ever for the one that listened to accept its connection.
     #[test]
     fn who_listens_and_accepts_nobody_is_not_waited_for() {
         let dir = tempfile::tempdir().unwrap();

@@ -7,7 +7,7 @@ use std::io;
 /// Wrong arguments or configuration: what the command line says, or a configuration or key file that
 /// it names, cannot be used as it is. Nothing has been tried.
 pub const EXIT_USAGE: u8 = 2;
-/// It could not be done.
+/// The command could not do what it was asked for.
 pub const EXIT_FAILED: u8 = 1;
 /// No server answered.
 pub const EXIT_UNREACHABLE: u8 = 3;
@@ -31,7 +31,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// It could not be done.
+    /// The failure of a command that could not do what it was asked for.
     pub fn new(message: impl Display) -> Failure {
         Failure { code: EXIT_FAILED, message: message.to_string() }
     }

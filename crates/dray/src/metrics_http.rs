@@ -74,9 +74,9 @@ fn answer(request: &str, text: &dyn Fn() -> String) -> Vec<u8> {
 /// What a metric counts.
 #[derive(Clone, Copy)]
 pub enum MetricKind {
-    /// It goes up and down.
+    /// The value goes up and down.
     Gauge,
-    /// It goes up only.
+    /// The value goes up only.
     Counter,
 }
 

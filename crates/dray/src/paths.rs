@@ -36,8 +36,8 @@ pub fn run_dir() -> PathBuf {
     users_run_dir(std::env::var_os("XDG_RUNTIME_DIR"), effective_uid())
 }
 
-/// That of an ordinary user. A relative or empty `$XDG_RUNTIME_DIR` is none (XDG Base Directory
-/// Specification): it would be another one in each directory.
+/// The run directory of an ordinary user. A relative or empty `$XDG_RUNTIME_DIR` is none (XDG Base
+/// Directory Specification): it would be another one in each directory.
 fn users_run_dir(runtime: Option<OsString>, uid: u32) -> PathBuf {
     let runtime = runtime.map(PathBuf::from).filter(|dir| dir.is_absolute());
     runtime.map_or_else(|| format!("/tmp/dray-{uid}").into(), |dir| dir.join("dray"))

@@ -437,7 +437,7 @@ fn capabilities_of_the_unit() -> Vec<&'static str> {
     sets.flat_map(str::split_ascii_whitespace).collect()
 }
 
-/// Those of `NEEDS` that a server with these capabilities fails.
+/// Names of the `NEEDS` that a server with these capabilities fails.
 fn fails(names: &[&str]) -> Vec<&'static str> {
     let mut rig = Rig::new();
     fs::set_permissions(rig.path("."), fs::Permissions::from_mode(0o755)).unwrap();

@@ -225,7 +225,8 @@ fn a_lock_that_is_had_when_its_descriptor_is_closed_already_is_given_back() {
                 }
             });
             std::thread::sleep(WAITS_BY);
-            // Another descriptor of the file, whose close gives back only what is had by then.
+            // Another descriptor of the file. Its close gives back only the locks that are held by
+            // then.
             let twin = if closed { descriptor } else { open(&path).into_raw_fd() };
             // SAFETY: nobody else uses it, but for the call that is about to find it closed.
             unsafe { libc::close(twin) };

@@ -108,7 +108,8 @@ fn what_has_several_names_is_opened_by_those_that_it_has_now() {
     });
 }
 
-/// Who may open it is asked first of what is gone, and that sends open(2) back, too: once for a call.
+/// The rights to the file that is gone are asked for first. So open(2) is answered with ESTALE,
+/// too: once for a call.
 #[test]
 fn what_is_gone_before_its_rights_are_asked_for_is_looked_up_once_more() {
     on_two_mounts(|one, other| {
@@ -152,7 +153,7 @@ fn directories_are_listed_and_programs_run_by_the_names_that_they_have_now() {
     });
 }
 
-/// Nobody names anything then.
+/// No program names the file then.
 // proves: P6
 #[test]
 fn what_is_open_is_opened_again_by_its_descriptor_whatever_its_name_is_now() {
@@ -187,9 +188,9 @@ fn what_is_open_is_opened_again_by_its_descriptor_whatever_its_name_is_now() {
     });
 }
 
-/// One mount replaces a file all the time, by two names in turn; threads of another open it. Nobody may
-/// find less than was there before. `meanwhile` goes on until it says no. Answers how often somebody was
-/// answered with ESTALE, which must go away when the program calls again.
+/// One mount replaces a file all the time, by two names in turn; threads of another open it. No
+/// thread may find less than was there before. `meanwhile` goes on until it says no. Answers how
+/// often an open was answered with ESTALE, which must go away when the program calls again.
 fn opened_while_it_is_replaced(
     (one, other): (&Path, &Path),
     mut meanwhile: impl FnMut(u64) -> bool,

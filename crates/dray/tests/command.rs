@@ -180,7 +180,7 @@ fn a_server_that_returns_is_gone_on_with() {
     rig.umount(&at);
 }
 
-/// It was said to be away, and nothing of what was wrong.
+/// The server was said to be away, and the message did not say what was wrong.
 #[test]
 fn the_status_says_why_a_server_does_not_take_a_mount() {
     if common::skipped() {

@@ -191,7 +191,7 @@ fn blocked_lock(options: &str) {
         let file = OpenOptions::new().write(true).open(path).unwrap();
         lock(&file, libc::F_WRLCK, libc::F_OFD_SETLKW)
     });
-    // It waits for itself, for ever.
+    // The script waits for its own lock, for ever.
     let script = "exec 9>$AT/lock2; flock 9; exec flock $AT/lock2 true";
     let flock = rig.start(script, &at);
     wait_for("the lock to be waited for", || waits_for_a_lock(flock));

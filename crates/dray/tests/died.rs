@@ -92,7 +92,7 @@ fn clients_of_a_file_system_that_died_go_on_when_it_is_mounted_again() {
     fs::write(at.join("file"), "kept").unwrap();
     fs::create_dir(at.join("own")).unwrap();
     let mut open = File::open(at.join("file")).unwrap();
-    // One is in there when it dies.
+    // One call is inside the file system when it dies.
     bound.program.signal(libc::SIGSTOP);
     let inside = bound.rig.start("exec mkdir $AT/own/inside", &at);
     std::thread::sleep(Duration::from_millis(300)); // it may get there; if not it comes later

@@ -257,8 +257,8 @@ fn limits_hold_and_clients_are_evicted(transport: &str) {
     in_time("the other export", move || use_mount(&at));
     assert!(!rig.end_of(writer).success(), "an evicted mount fails its calls");
     drop(frozen);
-    // Its connection was ended when nothing had come by it for so long: until it has another one
-    // it cannot hear of the eviction.
+    // The mount's connection was ended when nothing had come by it for so long. Until the mount has
+    // another one it cannot hear of the eviction.
     wait_for("the mount to hear that it was evicted", || {
         let error = fs::write(brief.join("own/after"), "").unwrap_err();
         assert!(matches!(error.raw_os_error(), Some(libc::ESHUTDOWN | libc::EHOSTDOWN)), "{error}");

@@ -245,7 +245,7 @@ fn another_file_system_is_served_once_somebody_has_said_so() {
     let new = stand.rig.mount_export("disk", "new", "");
     fs::write(new.join("made"), "").unwrap();
     assert!(stand.places.at.join("made").exists());
-    // It is remembered: now the former one is the wrong one.
+    // The accepted file system is remembered: now the former one is the wrong one.
     stand.rig.umount(&new);
     stand.rig.end_server(libc::SIGTERM);
     stand.serve();
@@ -356,7 +356,7 @@ fn another_directory_of_the_same_file_system_is_not_taken_for_the_former_one() {
     wait_for("a former one that has gone not to be waited for", || starting(&rig).is_null());
 }
 
-/// Nobody has to say anything after what changes no file.
+/// No administrator has to say anything after a change that touches no file.
 // proves: P115
 #[test]
 fn a_file_system_is_known_again_however_it_is_mounted() {

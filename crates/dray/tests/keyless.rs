@@ -1,4 +1,4 @@
-//! Who may speak for whom: with a key, without one, over TCP and by a Unix socket.
+//! Callers for whom a client may speak: with a key, without one, over TCP and by a Unix socket.
 
 mod common;
 

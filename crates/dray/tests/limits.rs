@@ -92,7 +92,8 @@ fn an_evicted_mount_fails_its_calls_and_a_new_one_works() {
     rig.umount(&other);
 }
 
-/// Its successor cannot go on either, and nobody may wait for it for ever.
+/// The successor of an evicted mount's daemon cannot go on either, and no process may wait for it
+/// for ever.
 // proves: P75
 #[test]
 fn an_evicted_mount_whose_daemon_dies_is_ended() {

@@ -76,7 +76,7 @@ fn store(file: &File, at: usize) {
     }
 }
 
-/// Nobody said anything while programs of two mounts lost each other's stores.
+/// No message warned while programs of two mounts lost each other's stores.
 // proves: D3
 #[test]
 fn a_server_says_that_two_mounts_store_into_mappings_of_one_file() {
@@ -96,7 +96,7 @@ fn a_server_says_that_two_mounts_store_into_mappings_of_one_file() {
             let open = |at: &Path, name: &str| {
                 File::options().read(true).write(true).open(at.join(name)).unwrap()
             };
-            // One after the other is no matter, nor what one of both does alone.
+            // Stores one after the other do not matter, nor do those that one mount makes alone.
             for name in ["in turn", "alone", "shared"] {
                 fs::write(one.join(name), vec![b'x'; LEN_BYTES]).unwrap();
             }

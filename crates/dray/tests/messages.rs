@@ -303,7 +303,7 @@ fn directories_that_two_exports_share_are_reported_whatever_they_are_called() {
     let again = format!("again={}", link.display());
     let within = format!("within={}", link.join("within").display());
     let round = format!("round={}/within/..", dir.display());
-    // Another mount of the directory above what `within` is, and one of nothing that is exported.
+    // Another mount of the directory above `within`, and a mount of nothing that is exported.
     let (bound, apart) = (rig.path("bound"), rig.path("apart"));
     let _bound = Bound::new(&dir, &bound);
     let _apart = Bound::new(&rig.path("state-of-nobody"), &apart);

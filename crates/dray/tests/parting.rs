@@ -65,8 +65,8 @@ impl Holder {
     }
 }
 
-/// Who is held up by a server that is away for as long as this, on a busy machine too, is held up
-/// for ever.
+/// A server that is away holds a process up. A process that is held up for as long as this, on a
+/// busy machine too, is held up for ever.
 const END_MAX: Duration = Duration::from_secs(30);
 
 /// Over both transports, with the first daemon and with one that took over.
@@ -362,8 +362,8 @@ fn readers_are_killed_while_the_server_stands_still_in_the_middle_of_its_answer(
     });
 }
 
-/// Nobody sees there whether a signal kills its receiver: some seconds after it the wait ends, and
-/// so does that of a close.
+/// In the unseeing mount the daemon cannot see whether a signal kills its receiver. Some seconds
+/// after the signal the wait ends, and so does that of a close.
 // proves: P69
 #[test]
 fn callers_that_cannot_be_seen_are_killed_while_the_server_is_away() {
@@ -445,7 +445,8 @@ fn who_has_unmounted_is_gone_at_the_server() {
     assert_eq!(status["clients"], serde_json::json!([]), "{status}");
 }
 
-/// It had the signals of its server blocked: a machine that went down waited until it was killed.
+/// The descriptor store had the signals of its server blocked: a machine that went down waited
+/// until it was killed.
 #[test]
 fn the_keeper_of_deleted_files_ends_when_it_is_asked_to() {
     let dir = tempfile::tempdir().unwrap();

@@ -127,7 +127,7 @@ fn use_old(path: &Path, found: &File) -> std::io::Result<String> {
     fs::read_to_string(path)
 }
 
-/// Who works in a directory that others move goes on in it.
+/// A process that works in a directory goes on in it when others move the directory.
 // proves: P32
 #[test]
 fn a_process_in_a_directory_that_is_moved_stays_in_it() {

@@ -48,7 +48,8 @@ fn what_nobody_can_come_back_for_is_not_kept() {
     common::wait_for("the end of the descriptor store", || !store.exists());
 }
 
-/// They stayed there for ever where no server came back for the same state directory.
+/// The control sockets stayed there for ever where no server came back for the same state
+/// directory.
 #[test]
 fn control_sockets_of_servers_that_were_killed_go_with_the_next_start() {
     if common::skipped() {
@@ -78,7 +79,8 @@ fn control_sockets_of_servers_that_were_killed_go_with_the_next_start() {
     let left = sockets(&rig);
     assert_eq!(left.len(), 2);
     let next = start(&mut rig, "next");
-    // Its own, which it makes after it listens, and that of the server that still runs.
+    // The new server's own socket, which it makes after it listens, and that of the server that
+    // still runs.
     common::wait_for("the removal", || {
         let now = sockets(&rig);
         now.len() == 2 && now.intersection(&left).eq(&live_sockets)
@@ -139,8 +141,8 @@ fn deleted_files_outlive_the_server(transport: &str) {
     rig.umount(&at);
 }
 
-/// Their holder does nothing between the server's return and the removal. It has to come back by
-/// itself, or what is removed has to be kept for it.
+/// The holder of the files does nothing between the server's return and the removal. It has to come
+/// back by itself, or the removed files have to be kept for it.
 // proves: P89
 #[test]
 fn files_deleted_by_others_right_after_the_restart_live_on() {
@@ -266,7 +268,7 @@ fn locks_are_claimed_again_from_a_machine_that_lost_everything() {
     fs::remove_dir_all(rig.path("state/sessions")).unwrap();
     let begin = Instant::now();
     rig.serve(&boot("2"));
-    // Nobody gets a lock before all who may have held one could claim it.
+    // No client gets a lock before all clients that may have held one could claim it.
     let apart = File::create(two.join("apart")).unwrap();
     apart.lock().unwrap();
     assert!(begin.elapsed() > Duration::from_secs(3), "no grace period");

@@ -79,7 +79,7 @@ fn the_need_to_be_root_to_serve_is_reported_first() {
     }
 }
 
-/// It succeeded, and changed nothing.
+/// The remount succeeded, and changed nothing.
 #[test]
 fn a_remount_that_asks_for_more_than_flags_fails() {
     if skipped() {
@@ -174,7 +174,7 @@ fn names_that_turn_letters_round_are_shown_and_not_obeyed() {
     rig.umount(&at);
 }
 
-/// They offered nothing. bash, run as when TAB is pressed.
+/// The completions offered no options of mounts. The test runs bash as when TAB is pressed.
 #[test]
 fn completions_offer_the_options_of_mounts() {
     let script = r#"

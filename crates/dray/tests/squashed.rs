@@ -9,7 +9,7 @@ use std::path::Path;
 use common::{Rig, wait_for};
 use serde_json::Value;
 
-/// Whose everything is at the server, and somebody else.
+/// The user that owns everything at the server, and another user.
 const OWNER: u32 = 4_321;
 const USER: u32 = 5_432;
 
@@ -136,7 +136,7 @@ fn a_mount_of_a_squashed_export_waits_where_it_is_squashed_no_more() {
     let export = squashing(&rig);
     rig.serve(&["--export", &export]);
     assert_eq!(fs::read(at.join("private/file")).unwrap(), b"content", "it goes on");
-    // Who follows a daemon knows it, too.
+    // A daemon that follows another knows that the export is squashed, too.
     let daemon = common::daemons::daemon(&at).unwrap();
     common::daemons::signal(daemon, libc::SIGKILL);
     assert!(does(&rig, USER, &at, "cat $AT/private/file").0);

@@ -84,7 +84,7 @@ fn two_levels_are_one_server_to_their_clients() {
             lock(&file, libc::F_WRLCK, libc::F_OFD_SETLK).unwrap();
             let refused = lock(&other, libc::F_WRLCK, libc::F_OFD_SETLK).unwrap_err();
             assert_eq!(refused.raw_os_error(), Some(libc::EAGAIN));
-            // Who waits at one level gets what is given up at the other.
+            // A waiter at one level gets the lock that is given up at the other.
             let waiting =
                 std::thread::spawn(move || lock(&other, libc::F_WRLCK, libc::F_OFD_SETLKW));
             lock(&file, libc::F_UNLCK, libc::F_OFD_SETLK).unwrap();
@@ -281,7 +281,7 @@ fn servers_that_would_serve_themselves_say_so() {
     rigs[1].end_server(libc::SIGTERM);
     rigs[1].serve(&["--export", &format!("ring={}", targets[1])]);
     wait_for("it to be noticed", || error(&rigs[1]).contains("served from itself"));
-    // Another export of the same server is none.
+    // Another export of the same server is no ring.
     rigs[0].end_server(libc::SIGTERM);
     let other = targets[0].replace("ring", "data");
     rigs[0].serve(&["--export", &format!("ring={other},squash=none")]);

@@ -99,7 +99,7 @@ fn starts_while_one_hangs(transport: &str) {
     // Until then calls on a connection that is still away fail, for the limit is over.
     wait_for_connections(&rig, &brief);
     use_mount(&brief);
-    // Its file system goes before the one below it.
+    // The mount goes before the one below it.
     rig.umount(&ice);
 }
 

@@ -177,7 +177,7 @@ impl Locked {
         locked
     }
 
-    /// Nobody else gets them.
+    /// No other mount gets the locks.
     fn exclude(&self) {
         assert!(is_locked(flock(&self.wanted[0], ALONE_NOW)));
         assert!(is_locked(lock(&self.wanted[1], libc::F_WRLCK)));
@@ -201,7 +201,7 @@ fn locks_outlive_server_and_daemon_together() {
             wait_for("the next daemon", || wait_for_daemon(&locked.one) != old);
             locked.rig.serve(&[]);
             locked.exclude();
-            // Their holder has them, and can give them back.
+            // The holder of the locks has them, and can give them back.
             locked.held.iter().for_each(|file| assert_eq!(file.write_at(b"mine", 0).unwrap(), 4));
             flock(&locked.held[0], libc::LOCK_UN).unwrap();
             lock(&locked.held[1], libc::F_UNLCK).unwrap();

@@ -31,7 +31,8 @@ fn way_for_one(socket: PathBuf) -> u16 {
     port
 }
 
-/// It was reported in two lines, the last of which was `No route to host`, and the exit code was 1.
+/// The failure was reported in two lines, the last of which was `No route to host`, and the exit
+/// code was 1.
 #[test]
 fn a_server_that_goes_while_it_is_mounted_is_reported_as_one_that_does_not_answer() {
     if common::skipped() {
@@ -122,7 +123,7 @@ fn a_mount_that_somebody_aborts_is_taken_out_of_the_tree() {
     on_transports(|options| {
         let (_rig, at) = Rig::mounted(options);
         let held = File::create(at.join("file")).unwrap();
-        // It is in use, so that the kernel does not unmount it, and aborts it all the same.
+        // The mount is in use, so that the kernel does not unmount it, and aborts it all the same.
         Command::new("umount").arg("-f").arg(&at).output().unwrap();
         gone(&at);
         assert!(held.set_len(1).is_err());
@@ -156,7 +157,7 @@ fn who_is_interrupted_as_soon_as_it_is_mounted_leaves_no_mount() {
     }
 }
 
-/// One that is out of the tree and still in use took no notice of SIGTERM.
+/// A mount that is out of the tree and still in use took no notice of SIGTERM.
 #[test]
 fn a_mount_that_cannot_be_unmounted_any_more_ends_when_it_is_asked_to() {
     if common::skipped() {
@@ -318,8 +319,8 @@ fn a_mount_outlives_a_shortage_of_processes_and_leaves_nothing_if_it_does_not() 
     gone(&at);
 }
 
-/// One that could be started and got no thread counted as a failure: five tries within a second ended
-/// the mount.
+/// A daemon that could be started and got no thread counted as a failure: five tries within a
+/// second ended the mount.
 // proves: P98
 #[test]
 fn a_mount_outlives_a_shortage_of_threads() {
@@ -409,7 +410,7 @@ fn is_there(pid: i32) -> bool {
     fs::metadata(format!("/proc/{pid}")).is_ok()
 }
 
-/// Nobody is left to say goodbye: the lease decides.
+/// No process is left to say goodbye: the lease decides.
 // proves: P73
 #[test]
 fn a_client_that_is_gone_gives_its_locks_back_after_its_lease() {

@@ -32,8 +32,8 @@ const OPEN_DEVICE: &str = r#"
     mount --bind "$DIR/dev/fuse" /dev/fuse
 "#;
 
-/// One test at a time. A namespace has a copy of another one's automount point, too. A process that
-/// comes across that waits for ever.
+/// Only one test runs at a time. A namespace has a copy of another one's automount point, too. A
+/// process that comes across that waits for ever.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -359,7 +359,7 @@ fn an_automount_point_is_mounted_on_without_being_looked_at() {
         return;
     };
     let place = at.to_str().unwrap().to_owned();
-    // Somebody else looks, and waits for the mount.
+    // Another process looks, and waits for the mount.
     let mut looking = Command::new("ls");
     let mut looking = looking.arg(&at).process_group(0).spawn().unwrap();
     asked.read_exact(&mut [0]).unwrap(); // the kernel asks for it

@@ -13,7 +13,7 @@ use common::load::lock;
 use common::{Rig, two_mounts};
 use dray_testkit::fixture::Ext4;
 
-/// Nobody has the file open here, so nobody is notified of changes by others.
+/// No program of this mount has the file open, so it is not notified of changes by others.
 // proves: P5
 #[test]
 fn under_close_to_open_what_others_do_to_names_is_seen_when_these_run_out() {
@@ -165,7 +165,7 @@ fn shared_mappings_of_two_mounts_meet_at_msync_close_and_open() {
     }
 }
 
-/// It was seen at the next open, or when attributes ran out: for pages of a mapping never.
+/// The change was seen at the next open, or when attributes ran out: for pages of a mapping never.
 // proves: P8
 #[test]
 fn what_others_change_is_soon_seen_in_files_that_are_open_and_cached() {

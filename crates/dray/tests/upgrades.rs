@@ -60,7 +60,7 @@ fn what_was_upgraded_stays_so_over_a_death_and_a_broken_upgrade() {
             assert_eq!(runs(daemon(&at).unwrap()), upgraded);
         }
         killed();
-        // One that crashes is given up for the one that the mount began with.
+        // A program that crashes is given up for the one that the mount began with.
         let before = daemon(&at).unwrap();
         signal(before, libc::SIGABRT);
         wait_for("the next daemon", || daemon(&at).is_some_and(|next| next != before));
@@ -89,7 +89,7 @@ fn refuses(socket: &Path) -> UnixListener {
     listener
 }
 
-/// It was upgraded, and everybody in the mount waited for a server that would not have it.
+/// The mount was upgraded, and all callers waited for a server that would not have the new program.
 // proves: P97
 #[test]
 fn a_program_that_the_server_refuses_is_not_upgraded_to() {

@@ -16,7 +16,7 @@ fn elsewhere(rig: &Rig, args: &[&str]) -> Output {
     rig.command(args).env("DRAY_RUN_DIR", rig.path("elsewhere")).output().unwrap()
 }
 
-/// It was not found, and unmounting did not wait for its end.
+/// The supervisor was not found, and unmounting did not wait for its end.
 #[test]
 fn a_supervisor_is_found_from_another_run_directory() {
     if common::skipped() {
@@ -30,7 +30,7 @@ fn a_supervisor_is_found_from_another_run_directory() {
     assert_ne!(processes("mount-daemon", &at), before);
     let status = elsewhere(&rig, &["status", "--interval", "0", place]);
     assert!(status.stdout.starts_with(b"MOUNT"), "{status:?}");
-    // It cannot end, which who waits for it says.
+    // The supervisor cannot end, and the command that waits for it says so.
     let stopped = supervisor(&at);
     signal(stopped, libc::SIGSTOP);
     let unmounted = elsewhere(&rig, &["umount", place]);
@@ -67,14 +67,14 @@ fn end_daemon(rig: &Rig, at: &Path, with: i32) {
     let before = daemon_at(rig, at);
     signal(before, with);
     fs::write(at.join("file"), "served").unwrap();
-    // One that a signal ends by a core dump may go on serving for a moment.
+    // A daemon that a signal ends by a core dump may go on serving for a moment.
     wait_for("the next daemon", || {
         status_of(rig, at).is_some_and(|status| pid_in(&status) != before)
     });
 }
 
-/// It was called by its former place. It stayed in the tree when it was ended. What was asked of it
-/// was asked of the next mount there. The queues of its ring were not set going.
+/// The mount was called by its former place. It stayed in the tree when it was ended. What was
+/// asked of it was asked of the next mount there. The queues of its ring were not set going.
 // proves: P99
 #[test]
 fn a_mount_is_known_where_it_has_been_moved_to() {
@@ -90,7 +90,7 @@ fn a_mount_is_known_where_it_has_been_moved_to() {
             let place = at.to_str().unwrap();
             daemon_at(&rig, &at);
             assert!(!rig.run(&["status", was.to_str().unwrap()]).status.success());
-            // Another one takes its place.
+            // Another mount takes its place.
             fs::create_dir(rig.path("before")).unwrap();
             rig.mount("before/mount", options);
             let (first, other) = (daemon_at(&rig, &at), daemon_at(&rig, &was));
@@ -115,7 +115,8 @@ fn left_in(dir: &Path) -> Vec<PathBuf> {
     fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
-/// It was said to be dead, or in another container, and could not be found until it ended.
+/// The supervisor was said to be dead, or in another container, and could not be found until it
+/// ended.
 #[test]
 fn a_supervisor_whose_run_directory_was_removed_is_found_again() {
     if common::skipped() {
@@ -189,7 +190,7 @@ fn what_is_stopped_is_named_with_its_mount_and_process() {
     rig.end_of_mount(&at);
 }
 
-/// They stayed until somebody mounted at the same place again.
+/// The files of killed processes stayed until somebody mounted at the same place again.
 #[test]
 fn what_killed_processes_have_left_is_removed_by_the_next_mount() {
     if common::skipped() {
@@ -209,7 +210,7 @@ fn what_killed_processes_have_left_is_removed_by_the_next_mount() {
         let now = left_in(&mounts);
         now.len() == 2 && left.iter().all(|path| !now.contains(path))
     });
-    // One that goes on without its supervisor can still be asked.
+    // A daemon that goes on without its supervisor can still be asked.
     let killed = supervisor(&surviving);
     signal(killed, libc::SIGKILL);
     wait_for("the end of the supervisor", || has_ended(killed));

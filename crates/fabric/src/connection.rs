@@ -145,7 +145,7 @@ pub struct Unfinished {
 /// Where a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Its number on the connection, in this direction.
+    /// The frame's number on the connection, in this direction.
     pub frame: u64,
     /// Bytes that this direction has carried in all.
     pub bytes: u64,

@@ -105,7 +105,7 @@ impl State {
     }
 }
 
-/// Somebody who waits for memory.
+/// A task that waits for memory.
 struct Waiter {
     waker: Waker,
     party: usize,
@@ -113,7 +113,7 @@ struct Waiter {
     share: Option<Arc<Share>>,
 }
 
-/// One of those who share a pool.
+/// One of the users that share a pool.
 #[derive(Clone, Copy, Default)]
 struct Party {
     used_bytes: usize,
@@ -272,7 +272,7 @@ impl BufferPool {
         std::future::poll_fn(|cx| self.poll_get(cx, bytes)).await
     }
 
-    /// Another user, to be kept from taking everything.
+    /// A share for another user of the pool, which is kept from taking everything.
     pub fn share(&self) -> PoolShare {
         PoolShare { pool: self.clone(), share: Arc::default() }
     }

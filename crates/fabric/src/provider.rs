@@ -60,7 +60,7 @@ pub struct Listening {
 
 /// What became of the addresses that a name has.
 pub struct Bound {
-    /// One for each address that this machine has; there is one at least.
+    /// Listening ends, one for each address that this machine has. There is at least one.
     pub listening: Vec<Listening>,
     /// Addresses of the name that this machine has not, or has no protocol for.
     pub left_out: Vec<(SocketAddr, io::Error)>,

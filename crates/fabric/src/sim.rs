@@ -226,7 +226,7 @@ struct Frame {
     is_notice: bool,
 }
 
-/// One end, as a receiver.
+/// One end of a link, as a receiver.
 #[derive(Default)]
 struct End {
     frames: VecDeque<Frame>,
@@ -234,7 +234,7 @@ struct End {
     cut: bool,
     /// When it learns that the other end is gone.
     told_at: Option<Instant>,
-    /// It is over: nothing is received or sent here any more.
+    /// This end is over: nothing is received or sent here any more.
     over: bool,
     waker: Option<Waker>,
 }
@@ -385,9 +385,9 @@ impl SimConnection {
         Ok(())
     }
 
-    /// One end notices soon. It is the sender's where the other one is still to get what is under
-    /// way, late. That is a reply that is waited for in vain, a call that comes when it has been
-    /// made again.
+    /// Ends the connection soon: one end notices. The sender's end notices where the other end
+    /// still gets what is under way, late. That can be a reply that is waited for in vain, or a
+    /// call that arrives after it was repeated.
     fn break_soon(&self, weather: Weather, delay: Duration) {
         let late = weather.linger();
         let (link, side) = (self.link.clone(), self.side);

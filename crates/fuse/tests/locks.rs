@@ -141,14 +141,14 @@ fn a_signal_ends_the_wait_for_a_lock() {
         unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };
         let result = waiter.join().unwrap();
         assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EINTR));
-        // It hears of the end before the request is put away.
+        // The waiter hears of the end before the request is put away.
         eventually("the request is over", || waiting(mount) == 0);
         assert_eq!(mount.locks.count(), 1);
     });
 }
 
-/// It failed with EINTR, although flock(2) waits for nothing there. The lock was given back later.
-/// A process could take the lock that another one had taken again by then.
+/// An unlock failed with EINTR, although flock(2) waits for nothing there. The lock was given back
+/// later. If its owner had taken the lock again by then, another process could take it, too.
 // proves: P54
 #[test]
 fn a_signal_does_not_disturb_who_gives_a_lock_back() {
@@ -298,7 +298,8 @@ fn a_process_s_locks_end_with_its_first_close() {
     });
 }
 
-/// It was forgotten with the answer to the close, and stayed with the file after the last one.
+/// The second lock was forgotten with the answer to the close, and stayed with the file after the
+/// last close.
 // proves: P59
 #[test]
 fn a_lock_taken_while_a_close_is_answered_ends_with_the_next_close() {

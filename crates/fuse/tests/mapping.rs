@@ -64,7 +64,7 @@ impl Drop for Mapping {
 struct Child(libc::pid_t);
 
 impl Child {
-    /// It ends when `work` does; well, unless that panics.
+    /// Starts a child that ends when `work` does; well, unless that panics.
     fn start(work: impl FnOnce()) -> Child {
         // SAFETY: the C library makes its heap usable in the child, which does nothing else of
         // this process's and ends without its destructors.

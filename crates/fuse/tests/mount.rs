@@ -403,8 +403,8 @@ fn close_to_open_keeps_pages_until_the_file_changes() {
         fs::write(&path, b"old").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"old");
         std::thread::sleep(TIMES_GO_ON);
-        // It drops pages when memory is short or somebody says so (drop_caches), as other tests do
-        // for a while: then again.
+        // The kernel drops pages when memory is short or a program says so (drop_caches). Other
+        // tests do that for a while, so this test tries again.
         let kept = (0..200).any(|_| {
             assert_eq!(fs::read(&path).unwrap(), b"old");
             let reads = mount.count("read");

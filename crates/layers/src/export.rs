@@ -12,7 +12,7 @@ use crate::observed::{Observed, admitted};
 
 /// A file system with its observers, to be served.
 pub struct ObservedExport {
-    /// It tells the observers how calls ended.
+    /// The file system to serve, which tells the observers how calls ended.
     pub fs: Arc<dyn FileSystem>,
     /// For the server to ask; none: no observer admits calls.
     pub admission: Option<Arc<dyn CallAdmission>>,
@@ -36,7 +36,7 @@ pub fn observe_export(
 /// Several observers as one.
 struct Observers {
     all: Vec<Arc<dyn Observer>>,
-    /// Those of them that may hold a call up.
+    /// The observers that may hold a call up.
     admitting: Vec<Arc<dyn Observer>>,
 }
 

@@ -165,7 +165,7 @@ fn class_of(nanos: u64) -> usize {
 /// Counters at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// One for every operation that has happened, in the order of their numbers.
+    /// One snapshot for every operation that has happened, in the order of their numbers.
     pub ops: Vec<OpSnapshot>,
 }
 

@@ -42,7 +42,7 @@ pub trait Observer: Send + Sync + 'static {
     /// costs an allocation. [`Observer::done`] sees a call that is refused, too.
     fn admit<'a>(&'a self, cx: &'a Context, call: &'a ObservedCall<'a>) -> Admit<'a>;
 
-    /// It has ended, after `elapsed`. The wait for its admission is part of that where the call was
-    /// refused, and where no server asked before.
+    /// A call has ended, after `elapsed`. The wait for the call's admission is part of that where
+    /// it was refused, and where no server asked before.
     fn done(&self, cx: &Context, call: &ObservedCall<'_>, outcome: Outcome<'_>, elapsed: Duration);
 }

@@ -191,7 +191,7 @@ fn one_in_n_hits_about_that_many() {
     });
 }
 
-/// Who is behind one that delays is asked after the delay, and all learn of a refusal.
+/// An observer behind one that delays is asked after the delay, and all learn of a refusal.
 #[test]
 fn observers_of_an_export_admit_one_after_the_other() {
     simulate(async {

@@ -72,7 +72,7 @@ fn clients_tell_the_jobs_of_callers_when_their_server_is_looked_at() {
     });
 }
 
-/// Nobody else is woken for the change.
+/// No other client is woken for the change.
 // proves: P8
 #[test]
 fn a_client_that_caches_an_open_file_is_notified_once_of_a_change() {

@@ -210,7 +210,8 @@ fn what_was_made_by_a_connection_that_has_gone_is_closed() {
     }
 }
 
-/// Nobody sent the call again when the server was back, and nobody closed what it had opened.
+/// The client did not send the call again when the server was back. So nobody closed the file that
+/// the call had opened.
 // proves: P72
 #[test]
 fn a_file_opened_for_a_caller_that_timed_out_is_closed() {

@@ -296,7 +296,7 @@ fn a_lock_that_no_caller_knows_of_is_released() {
     });
 }
 
-/// Such a name once did not fit into the intent that is noted of a change, and ended the
+/// A long attribute name once did not fit into the intent that is noted of a change, and ended the
 /// server.
 #[test]
 fn an_oversized_attribute_name_is_an_error_and_no_more() {

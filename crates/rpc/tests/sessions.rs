@@ -345,7 +345,7 @@ fn a_caller_in_too_many_groups_is_refused_and_other_callers_are_not() {
     });
 }
 
-/// Such calls were sent again and again, and never answered.
+/// Calls that fit no message were sent again and again, and never answered.
 // proves: P135
 #[test]
 fn what_fits_no_message_is_an_error_of_that_call() {

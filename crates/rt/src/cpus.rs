@@ -58,7 +58,7 @@ impl CpuSet {
         CpuSet(words)
     }
 
-    /// Their numbers, lowest first.
+    /// The numbers of the CPUs, lowest first.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         let bits = Word::BITS as usize;
         let is_in = move |cpu: &usize| self.0[cpu / bits] >> (cpu % bits) & 1 != 0;

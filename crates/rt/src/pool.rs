@@ -55,7 +55,7 @@ impl fmt::Display for NoThread {
 
 impl std::error::Error for NoThread {}
 
-/// Somebody who may wait for a place in the queue.
+/// A task that may wait for a place in the queue.
 struct Asking<'a> {
     inner: &'a Arc<Inner>,
     share: Share,

@@ -47,14 +47,14 @@ pub fn name(number: u8) -> Vec<u8> {
 /// Names from the root, by number; 1 to 4 of them.
 pub type Path = Vec<u8>;
 
-/// One operation by somebody.
+/// One operation by some user at some client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Which of the clients carries it out (modulo their number).
     pub client: u8,
-    /// Who asks (see [`identity`]).
+    /// The user that asks (see [`identity`]).
     pub who: u8,
-    /// What.
+    /// The action.
     pub action: Action,
 }
 

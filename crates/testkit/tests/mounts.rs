@@ -70,7 +70,7 @@ impl Rig {
         server.arg("--listen").arg(format!("unix://{}", socket.display()));
         server.arg("--state").arg(dir.path().join("state"));
         let server = Killer::new(start(&mut server));
-        // Its file is there a moment before anybody listens.
+        // The server's socket is there a moment before the server listens.
         let listens = || UnixStream::connect(&socket).is_ok();
         assert!(wait_for(START_MAX, listens), "the server does not start");
         let mut rig = Rig::of(Box::new(server), dir);

@@ -73,7 +73,7 @@ struct Home {
     mark: bool,
     epoch: u8,
     cut: Option<u8>,
-    /// Who carries it out.
+    /// The client that carries the cut out.
     cutting: Option<u8>,
     openers: u8,
     openings: u8,

@@ -139,3 +139,47 @@ fn long_sentences_of_comments_are_found_where_they_stand() {
         assert!(named.is_none_or(|named| said.starts_with(&named)), "{text}: {said}");
     }
 }
+
+/// A docstring is read alone, so that its first word is no pronoun. Rooms on the list are exempt.
+#[test]
+fn docstrings_that_begin_with_a_pronoun_are_found_where_they_stand() {
+    let dir = TempDir::new("prose").unwrap();
+    let cases = [
+        ("/// It goes on.\nGoesOn,\n", Some((1, "It"))),
+        (
+            "enum A {\n    /// Goes on.\n    B,\n    /// Such a one\n    /// ends.\n    C,\n}\n",
+            Some((4, "Such")),
+        ),
+        ("//! Their end.\n", Some((1, "Their"))),
+        ("/// A comment.\n// proves: P1\n/// Those\n", Some((3, "Those"))),
+        ("/// The caller goes on.\n/// It waits.\nGoesOn,\n", None),
+        ("/// The caller goes on.\n///\n/// It waits.\nGoesOn,\n", None),
+        ("/// Items `It` and Itself.\n", None),
+        ("// It is here.\n", None),
+        ("fn a() {} /// It\n", None),
+    ];
+    let said_of = |path: &str, text: &str| {
+        let path = dir.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+        let output = run("prose", &[path.to_str().unwrap()]);
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.success(), said.is_empty(), "{text}: {said}");
+        said.replace(dir.path().to_str().unwrap(), "")
+    };
+    for (text, found) in cases {
+        let said = said_of("crates/a/src/lib.rs", text);
+        let named = found.map_or(String::new(), |(line, word)| {
+            format!("/crates/a/src/lib.rs:{line}: begins with the pronoun {word}: ")
+        });
+        assert!(
+            said.starts_with(&named) && said.lines().count() == named.lines().count(),
+            "{text}: {said}"
+        );
+    }
+    assert!(said_of("docs/a.md", "It goes on.\n").is_empty());
+    for exempt in ["crates/layers/src/qos/mod.rs", "crates/layers/src/qos.rs"] {
+        assert!(said_of(exempt, "/// It goes on.\n").is_empty(), "{exempt}");
+    }
+    assert!(!said_of("crates/layers/src/qosts.rs", "/// It goes on.\n").is_empty());
+}

@@ -221,8 +221,8 @@ async fn write_and_read_beside(
     }
 }
 
-/// Who waited for a range that somebody was writing to kept one of the few threads. Others had none
-/// to read what nobody writes to.
+/// A call that waited for a range under change kept one of the few threads. Other calls had none to
+/// read bytes that nobody writes to.
 // proves: P110
 #[test]
 fn waiting_for_a_range_keeps_no_thread() {

@@ -134,7 +134,7 @@ fn kept_data_outlive_a_loss_of_power_and_other_losses_are_reported() {
     }
     for (what, count) in faults.each() {
         let least = match what {
-            // Those of the other test.
+            // These faults belong to the other test.
             "partitions" | "evictions of clients" => 0,
             "messages delayed over the end of their connection" | "messages reordered" => 0,
             "crashes of clients" => 5,

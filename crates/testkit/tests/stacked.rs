@@ -159,7 +159,7 @@ impl Site {
         self.process = Some((scope, fs, server));
     }
 
-    /// Its process is killed: of its memory there is what it had written by now.
+    /// Kills the server's process: of its memory there is what it had written by now.
     fn kill(&mut self) {
         let before = self.memory();
         self.starts += 1;

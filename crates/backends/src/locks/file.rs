@@ -14,7 +14,7 @@ use super::queue::{Blocker, WaitQueue};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WaitOutcome {
     Granted,
-    /// Its holder was given up.
+    /// The holder that waits was given up.
     Dropped,
 }
 

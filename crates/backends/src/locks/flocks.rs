@@ -1,4 +1,5 @@
-//! Whose flock locks were taken through which open file: they end with the last that has them.
+//! Which owners took flock locks through which open file. A lock ends with the last open file that
+//! it was taken through.
 //!
 //! The kernel of a client has one open file for each such owner. A server between can have two for
 //! a while. There is one that its process before had opened, and one through which the client has

@@ -38,7 +38,7 @@ pub struct LockStatus {
     pub owner: Owner,
     /// What it is.
     pub lock: Lock,
-    /// It is waited for, not held.
+    /// The lock is waited for, not held.
     pub waiting: bool,
 }
 

@@ -29,7 +29,7 @@ pub struct MemoryFile {
     at_open: Option<Box<AtOpen>>,
     closed: AtomicBool,
     locks: Arc<LockTable>,
-    /// Whose flock locks were taken through this open file: they end with it.
+    /// The owners of the flock locks that were taken through this open file: the locks end with it.
     flocks: Flocks,
 }
 
@@ -254,7 +254,7 @@ impl OpenFile for MemoryFile {
         answer(self.with_change(|store| store.set_flags(cx, self.id.ino, flags)))
     }
 
-    /// It has none, but for those of [`OpenFile::get_flags`].
+    /// A memory file has no such flags, but for those of [`OpenFile::get_flags`].
     fn get_xflags<'a>(&'a self, _: &'a Context) -> Fut<'a, Result<Xflags>> {
         answer(Err(Errno::ENOTTY.into()))
     }

@@ -31,7 +31,7 @@ use crate::locks::LockTable;
 
 /// How ids are made and resolved.
 pub(crate) enum Ids {
-    /// They hold kernel handles.
+    /// Ids hold kernel handles.
     Native(Codec),
     /// A table of paths resolves them.
     Table(Box<PathTable>),

@@ -44,9 +44,9 @@ const XATTR: u64 = 1 << CAP_SETFCAP | 1 << CAP_SYS_ADMIN;
 struct Thread {
     /// The thread's umask is its own. A new thread shares the umask of its creator.
     alone: bool,
-    /// It has the few capabilities that serving takes.
+    /// The thread has the few capabilities that serving takes.
     prepared: bool,
-    /// It has the server's own credentials. A new thread may have inherited a caller's.
+    /// The thread has the server's own credentials. A new thread may have inherited a caller's.
     own: bool,
     /// The ids below are what the kernel has.
     known: bool,

@@ -21,8 +21,8 @@ pub(crate) struct FileState {
     pub(crate) directory: bool,
     /// What to open it again with: access mode and what else lasts.
     granted: OpenGrant,
-    /// Its descriptor is for reading alone, though the file is open for more: the file system below
-    /// took no changes when the descriptor was opened.
+    /// The descriptor is for reading alone, though the file is open for more: the file
+    /// system below took no changes when the descriptor was opened.
     unchanging: AtomicBool,
     /// Opened with `O_SYNC`, not merely `O_DSYNC`: times are to be on media too.
     pub(crate) syncs_all: bool,
@@ -52,7 +52,7 @@ pub(crate) struct OpenedDescriptor {
     pub(crate) fd: OwnedFd,
     /// What it was to be opened with.
     granted: OpenGrant,
-    /// It is for reading alone, whatever that says.
+    /// The descriptor is for reading alone, whatever `granted` says.
     pub(crate) unchanging: bool,
 }
 
@@ -130,7 +130,7 @@ impl FileState {
         self.used.swap(false, Ordering::Relaxed)
     }
 
-    /// Its descriptor, if it has one and no thread is about to change that.
+    /// The file's descriptor, if it has one and no thread is about to change that.
     pub(super) fn descriptor_at_hand(&self) -> Option<Arc<DeferredClose>> {
         match &*self.slot.try_lock().ok()? {
             Slot::Open(fd) => Some(fd.clone()),
@@ -143,8 +143,8 @@ impl FileState {
         self.granted.appends()
     }
 
-    /// Its descriptor, opened again if need be. Errors: `EBADF` after the close; `ESTALE` if the
-    /// file was removed without the server.
+    /// The file's descriptor, opened again if need be. Errors: `EBADF` after the close; `ESTALE` if
+    /// the file was removed without the server.
     pub(crate) fn fd(&self, core: &Core) -> Result<Arc<DeferredClose>> {
         let mut slot = lock(&self.slot);
         match &*slot {
@@ -165,13 +165,13 @@ impl FileState {
         Ok(fd)
     }
 
-    /// Its descriptor for what changes the file. Errors: as [`FileState::fd`]; `EROFS` if the file
+    /// The file's descriptor for what changes it. Errors: as [`FileState::fd`]; `EROFS` if the file
     /// system below takes no changes.
     pub(crate) fn fd_to_change(&self, core: &Core) -> Result<Arc<DeferredClose>> {
         if self.unchanging.load(Ordering::Acquire) {
             let mut slot = lock(&self.slot);
             if matches!(*slot, Slot::Open(_)) && self.unchanging.load(Ordering::Acquire) {
-                // It may take changes again by now.
+                // The file system may take changes again by now.
                 self.write_back.parked(&self.inode.write_back_errors);
                 self.open_again(core, &mut slot)?;
             }
@@ -180,8 +180,8 @@ impl FileState {
         if self.unchanging.load(Ordering::Acquire) { Err(Errno::EROFS.into()) } else { Ok(fd) }
     }
 
-    /// Its descriptor for reading. Errors: as [`FileState::fd`]; `EBADF` if it is open for something
-    /// else only, and has a descriptor for reading for want of another.
+    /// The file's descriptor for reading. Errors: as [`FileState::fd`]; `EBADF` if the file is open
+    /// for something else only, and has a descriptor for reading for want of another.
     pub(crate) fn fd_to_read(&self, core: &Core) -> Result<Arc<DeferredClose>> {
         let fd = self.fd(core)?;
         if self.granted.reads() || !self.unchanging.load(Ordering::Acquire) {

@@ -32,7 +32,7 @@ const _: () = assert!(1 << (INO_BITS + DEVICE_BITS) == HASHED);
 
 /// What is known of the devices of an export.
 pub(super) struct Devices {
-    /// That of its root.
+    /// The device number of the export's root.
     pub(super) own: u64,
     seen: AtomicU8,
 }

@@ -426,7 +426,8 @@ impl Core {
             return Err(stale());
         }
         if attr.nlink == 0 && !node.lookup_holders().is_gone() && self.files.in_use(id) {
-            // It has lost its last name, and not here: another server of the projection has removed it.
+            // The file has lost its last name, and not here: another server of the projection has
+            // removed it.
             self.after_removal(caller, Some(&node));
         }
         Ok(attr)

@@ -15,16 +15,16 @@ const ZFS: i64 = 0x2FC1_2FC1;
 
 /// A mounted file system below an export.
 pub(crate) struct LowerFs {
-    /// Of `statfs`.
+    /// Magic number, of `statfs`.
     pub(crate) magic: i64,
-    /// Its type for people, such as `ext4` or `fuse.sshfs`.
+    /// Type of the file system for people, such as `ext4` or `fuse.sshfs`.
     pub(crate) kind: String,
-    /// Options that it was mounted with, such as `rw,user_id=0`.
+    /// Options that the file system was mounted with, such as `rw,user_id=0`.
     options: String,
 }
 
 impl LowerFs {
-    /// That of an open directory, which is mounted so.
+    /// The file system of an open directory, which is mounted so.
     pub(crate) fn of(mounted: Option<&MountLine>, magic: i64) -> LowerFs {
         let known = |mounted: &MountLine| (mounted.kind.clone(), mounted.options.clone());
         let (kind, options) = mounted.map_or_else(|| (kind_of(magic).into(), "".into()), known);
@@ -79,7 +79,7 @@ impl LowerFs {
 pub(crate) struct MountLine {
     /// Where it is mounted; bytes that would break the line are escaped.
     pub(crate) at: String,
-    /// Such as `ext4` or `fuse.sshfs`.
+    /// Type of the file system, such as `ext4` or `fuse.sshfs`.
     pub(crate) kind: String,
     /// The mounted source: a device, `host:/dir`, or a word.
     pub(crate) source: String,

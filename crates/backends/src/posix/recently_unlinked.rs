@@ -118,7 +118,7 @@ impl LookupHolders {
 #[derive(Default)]
 pub(crate) struct RecentlyUnlinked {
     kept: Mutex<VecDeque<(Instant, Arc<CachedInode>)>>,
-    /// Their number, which can be read without the mutex.
+    /// The number of the kept files, which can be read without the mutex.
     len: AtomicUsize,
     /// A task releases them.
     has_release_task: AtomicBool,

@@ -160,7 +160,7 @@ mod tests {
         });
         for _ in 0..3 {
             is_inside.recv().unwrap();
-            // It was not there at the look before.
+            // The call was not there at the look before.
             let first = mine.lasting(Duration::ZERO).unwrap();
             assert_eq!(first, LastingCalls { calls: 1, longest: Duration::ZERO });
             std::thread::sleep(Duration::from_millis(10));

@@ -129,9 +129,9 @@ fn a_full_disk_says_so() {
 struct Piped {
     pipe: (std::io::PipeReader, std::io::PipeWriter),
     bytes: usize,
-    /// The kernel does not move it.
+    /// The kernel does not move the content.
     stuck: bool,
-    /// It is in the memory now, and no longer here.
+    /// The content is in the memory now, and no longer here.
     fetched: AtomicBool,
 }
 

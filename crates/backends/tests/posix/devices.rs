@@ -177,8 +177,8 @@ fn a_file_that_is_copied_to_another_device_differs_from_files_there() {
     });
 }
 
-/// They are not part of the export: nothing in them has an id here, and listings show what they
-/// are mounted on.
+/// File systems mounted below are not part of the export: nothing in them has an id here. Listings
+/// show what the file systems are mounted on.
 // proves: P41
 #[test]
 fn file_systems_mounted_below_lend_no_numbers() {

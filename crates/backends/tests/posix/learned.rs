@@ -34,7 +34,8 @@ fn an_id_is_the_same_everywhere_and_is_learned_from_a_name() {
         assert!(is_unmet(files.learn(&ann, (closed, name("f")), id).await), "nor its directory");
         files.learn(&ann, (root, name("d")), dir).await.unwrap();
         files.learn(&ann, (dir, name("closed")), closed).await.unwrap();
-        // Who says the name needs no right to search for it, and gets no other right by it.
+        // A caller that says the name needs no right to search for it, and gets no other right by
+        // it.
         files.learn(&bob, (closed, name("f")), id).await.unwrap();
         assert_eq!(files.getattr(&ann, id).await.unwrap().ino, entry.attr.ino);
         assert_eq!(errno(files.open(&bob, id, OpenHow::READ).await), Errno::EACCES);

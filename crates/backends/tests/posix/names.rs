@@ -241,7 +241,7 @@ fn the_parent_of_a_directory_is_found_at_any_depth() {
     });
 }
 
-/// Somebody of another process of the same client.
+/// A caller in another process of the same client.
 fn neighbour(cx: &Context) -> Context {
     Context { pid: Pid(cx.pid.0 + 1), ..cx.clone() }
 }
@@ -344,7 +344,7 @@ async fn use_replaced(kit: &Kit, cx: &Context, (file, link): (FileId, FileId)) -
     open.close(cx).await
 }
 
-/// It is kept for a moment only, and not at all for who removed it.
+/// The file is kept for a moment only, and not at all for the process that removed it.
 // proves: D2
 #[test]
 fn the_space_of_what_was_looked_up_and_removed_is_soon_free() {

@@ -149,7 +149,7 @@ fn an_error_of_the_disk_is_reported_once_through_each_open_file_whatever_its_des
         );
         one.sync(cx, false).await.unwrap();
         other.sync(cx, false).await.unwrap();
-        // It is the closing of its descriptor that finds out.
+        // Here the closing of the descriptor finds the error.
         put(cx, &*one, 1 << 20, &[2; 65_536]).await.unwrap();
         disk.break_down();
         get(cx, &*other, 0, 1).await.unwrap();
@@ -219,7 +219,7 @@ fn more_deleted_files_than_descriptors_are_refused_and_none_is_lost() {
         assert!((75..=130).contains(&removed), "{removed}");
         let unnamed = kit.fs.tmpfile(&cx, dir, create_how(0o600)).await;
         assert_eq!(errno(unnamed), Errno::ENFILE);
-        // Another client's there is room for, and for removing what the first has open.
+        // There is room for another client's file, and for removing what the first client has open.
         let other = Context { holder: HolderId(9), address: ClientAddress(9), ..cx.clone() };
         kit.fs.tmpfile(&other, dir, create_how(0o600)).await.unwrap();
         kit.unlink(&other, dir, &left).await.unwrap();

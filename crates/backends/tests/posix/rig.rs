@@ -26,7 +26,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Those whose handles are ids.
+    /// Kinds of file systems whose handles are ids.
     pub const NATIVE: [Kind; 4] = [Kind::Tmpfs, Kind::Ext4, Kind::Xfs, Kind::Btrfs];
     pub const ALL: [Kind; 5] = [Kind::Tmpfs, Kind::Ext4, Kind::Xfs, Kind::Btrfs, Kind::Overlay];
 }
@@ -53,7 +53,7 @@ fn own_mounts() {
             && libc::mount(none, root, none, private, none.cast()) == 0
     };
     assert!(own, "{}", std::io::Error::last_os_error());
-    // Those of other tests live as long as one of their copies.
+    // Mounts of other tests live as long as one of their copies.
     let table = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     for line in table.lines().filter(|line| line.contains(" - fuse.dray ")) {
         let at = CString::new(line.split(' ').nth(4).unwrap()).unwrap();
@@ -235,7 +235,7 @@ impl Disk {
         while std::io::Write::write_all(&mut filler, &[1; 4096]).is_ok() {}
     }
 
-    /// It takes blocks again.
+    /// The disk takes blocks again.
     pub fn mend(&self) {
         posix::release().unwrap();
         std::fs::remove_file(self.base.join("fs/filler")).unwrap();

@@ -54,7 +54,7 @@ fn the_right_to_run_a_program_changes_nothing_of_it() {
             let created = kit.fs.create(&bob, dir, name("program"), how).await;
             assert_eq!(errno(created), Errno::EACCES, "{flags:o}");
         }
-        // Who may read it does not become its owner by running it.
+        // A user who may read the file does not become its owner by running it.
         let open = kit.file(root, dir, "script", 0o755, b"script").await;
         assert_eq!(errno(kit.fs.open(&bob, open, run(libc::O_NOATIME)).await), Errno::EPERM);
         const O_LARGEFILE: i32 = 0o100_000; // as the kernel opens programs

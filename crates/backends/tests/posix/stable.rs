@@ -233,7 +233,8 @@ fn a_file_that_an_overlay_copies_keeps_its_id_for_who_looks_meanwhile() {
     });
 }
 
-/// One of several names is removed, and the file is copied because it has one less.
+/// One of several names of a file is removed, and the overlay copies the file because it has one
+/// name less.
 // proves: P40
 #[test]
 fn a_file_that_an_overlay_copies_for_want_of_a_name_keeps_its_id() {
@@ -355,7 +356,7 @@ fn the_path_table_walks_when_nothing_is_cached() {
     });
 }
 
-/// Its space was not free before somebody used the export again.
+/// The space of the removed file was not free before somebody used the export again.
 // proves: P28
 #[test]
 fn what_somebody_removes_beside_a_server_at_rest_is_let_go() {

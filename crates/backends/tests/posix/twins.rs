@@ -32,7 +32,7 @@ impl Twins {
         assert_eq!(mounted, 0, "{}", std::io::Error::last_os_error());
         let thread = std::thread::spawn(move || {
             let mut request = vec![0; 1 << 18];
-            // It ends with the mount.
+            // The loop ends with the mount.
             while let Ok(bytes) = device.read(&mut request) {
                 answer(&mut device, &request[..bytes]);
             }

@@ -295,7 +295,8 @@ fn a_client_whose_writes_wait_leaves_threads_to_others() {
             };
             let waiting: Vec<_> = files.iter().map(write).collect();
             dray_rt::yield_now().await;
-            // It fails at once, on a thread of the same kind.
+            // A write to a file that is open for reading fails at once, on a thread of the same
+            // kind.
             let cx = Context { holder: HolderId(2), ..user(0, 0, &[]) };
             let read_only = with.fs.open(&cx, with.g.0, OpenHow::READ).await.unwrap();
             assert_eq!(errno(put(&cx, &*read_only, 0, b"x").await), Errno::EBADF);

@@ -33,7 +33,7 @@ pub(super) struct ServerConnection {
     pub(super) memory: ClientMemory,
     /// Called before each further attempt to connect; none: there is one attempt.
     pub(super) wait: Option<NotifyFn>,
-    /// Another program goes on with the mount if this one and the server do not understand each
+    /// Another program goes on with the mount if this program and the server do not understand each
     /// other.
     pub(super) replaceable: bool,
     /// Sees every call, where metrics are wanted.

@@ -32,7 +32,7 @@ use crate::signals::{self, EndSignals};
 
 /// Serves the mount until it ends, or until the supervisor asks for a stop.
 pub fn run(args: MountDaemonArgs) -> Result<(), Failure> {
-    // Nobody is there any more who reads what the command says in the end.
+    // Nobody reads what a successor prints at its end: the command that mounted has ended long ago.
     let unheard = args.successor && !args.mount.foreground;
     let at = args.mount.mountpoint.clone();
     serve(args).inspect_err(|failure| {

@@ -111,9 +111,9 @@ pub struct Mount {
 /// What an export is like that is about to be mounted.
 #[derive(Clone, Copy)]
 struct Offered {
-    /// It takes no changes.
+    /// The export takes no changes.
     read_only: bool,
-    /// All callers are the same user there (`squash=all`).
+    /// All callers are the same user at the export (`squash=all`).
     one_user: bool,
 }
 
@@ -237,8 +237,8 @@ impl Mount {
             .map(|()| Offered { read_only: session.info().read_only, one_user: session.one_user() })
     }
 
-    /// That what would be mounted is a directory: the kernel takes nothing else for the root of a
-    /// mount, and fails every call on it. A server that cannot say now may be able to later.
+    /// Checks that the object to mount is a directory. The kernel takes nothing else for the root
+    /// of a mount, and fails every call on it. A server that cannot say now may be able to later.
     async fn check_root(&self, session: &ClientConnection) -> Result<(), ConnectError> {
         let (fs, root) = (session.stack().fs, session.info().root);
         let cx = Context::new(

@@ -48,8 +48,8 @@ pub fn remount(args: &MountArgs, mut plan: MountPlan) -> Result<(), Failure> {
     })
 }
 
-/// That `wanted` asks for nothing but flags that the mount has not. Its processes took the rest up
-/// when they began.
+/// Checks that `wanted` asks for nothing but flags that the mount has not. The mount's processes
+/// took the rest up when they began.
 fn check_rest(path: &Path, entry: &MountEntry, wanted: &[String]) -> Result<(), Failure> {
     let Some(mounted) = Supervisors::look().options_of(entry) else {
         log::warn!(
@@ -99,7 +99,7 @@ mod tests {
         found.map(|one| (one.key, one.is, one.wanted))
     }
 
-    /// It succeeded, and nothing was changed.
+    /// The remount succeeded, and nothing was changed.
     #[test]
     fn every_option_that_a_remount_cannot_change_is_reported() {
         for (mounted, wanted, key, is) in [

@@ -35,7 +35,7 @@ pub fn run(args: &UmountArgs) -> Result<(), Failure> {
     let supervisor = supervisor::find_note(&entry).and_then(|note| note.watch());
     let (at, connection) = (entry.at, entry.connection);
     unmount(&at, args.lazy, &shown.to_string())?;
-    // It goes on where it can also be reached at another place.
+    // The mount goes on where it can also be reached at another place.
     let goes_on = || !mount_table::places_of(connection).is_empty();
     if let Some(supervisor) = supervisor.filter(|_| !args.lazy && !goes_on())
         && !supervisor.ends_within(FAREWELL_MAX)

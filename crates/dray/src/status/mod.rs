@@ -95,7 +95,7 @@ fn of_mount(mount: &MountEntry) -> Result<Reports, Failure> {
             Err(error) => return Err(no_answer(&socket, &error)),
         }
     }
-    // Its first place is no more.
+    // The first place of the mount is no more.
     let mut reports = everything();
     let is_its = |report: &Value| report["connection"] == mount.connection;
     reports.retain(|(_, report)| report["kind"] == "mount" && is_its(report));
@@ -142,8 +142,8 @@ fn of_url(text: &str) -> Result<Reports, Failure> {
     )
 }
 
-/// Those of all reports that are wanted; else an error that says that `none` of them is. The error
-/// also says who gave no answer, since it may be one of them.
+/// The wanted reports of all that there are; else an error that says that `none` of them is. The
+/// error also says who gave no answer, since it may be one of the wanted.
 fn wanted(
     is_wanted: impl Fn(&Value) -> bool,
     none: impl FnOnce(&Reports) -> Failure,

@@ -113,7 +113,7 @@ impl SurveyLoad {
             LoadTarget::Path(dir, _) => self.run_path(dir, index, &mut gates),
             LoadTarget::Local(fs) => {
                 let result = block_on(self.run_on(&**fs, &own_context(), index, &mut gates));
-                // Who made the directory removes it with what is in it.
+                // The maker of the directory removes it with its content.
                 result.map_err(|error| match error.downcast::<CleanupError>() {
                     Ok(left) => left.why,
                     Err(error) => error,
@@ -433,7 +433,8 @@ mod tests {
         assert!(error.contains("left behind"), "{error}");
         let error = load.run(&LoadTarget::Local(fs)).err().unwrap().to_string();
         assert!(error.contains("EIO") && !error.contains("left behind"), "{error}");
-        // One thread could not come back, and another one had written: only the former was reported.
+        // One thread could not come back, and another thread had written: only the former was
+        // reported.
         let left = || CleanupError { why: "gone".into() }.into();
         let error = reportable_error(vec!["cannot connect".into(), left()]).unwrap();
         assert!(error.is::<CleanupError>());

@@ -129,7 +129,7 @@ fn subject(target: &Path) -> Result<Subject, Failure> {
     })
 }
 
-/// That there is a server, and lets us in: what is wrong shows in the exit code.
+/// Checks that there is a server, and that it lets us in: what is wrong shows in the exit code.
 fn reach(target: &Target, options: &dray_client::ConnectOptions) -> Result<(), Failure> {
     let mut executor =
         Executor::new(DriverKind::Epoll).doing(|| "cannot start the executor".into())?;
@@ -153,7 +153,7 @@ struct Survey<'a> {
     /// Why cuts could not be made.
     missing: Vec<String>,
     done: usize,
-    /// Some of them are of too few calls.
+    /// Some of the measurements are of too few calls.
     few: bool,
 }
 

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-/// One line a measurement.
+/// Makes a table with one line for each measurement.
 pub fn render(rows: &[Value]) -> String {
     let mut out = format!(
         "{:<9} {:<5} {:>7} {:>7} {:>8} {:>7} {:>9} {:>9} {:>9}\n",

@@ -23,9 +23,9 @@ const ORPHANS_DIR: &str = "orphans";
 enum Finding {
     /// No name has this object.
     Orphan { object: PathBuf, target: usize },
-    /// It is at a disk that has no blocks of it.
+    /// The object is at a disk that has no blocks of it.
     Misplaced { object: PathBuf, target: usize },
-    /// It is called as no object is.
+    /// The file's name is not that of an object.
     Stray { file: PathBuf },
     /// A stub has data of its own, which nobody sees.
     NotEmpty { stub: PathBuf, bytes: u64 },

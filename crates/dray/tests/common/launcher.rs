@@ -36,13 +36,13 @@ impl Pid {
         stat.rsplit(')').next().is_none_or(|rest| rest.is_empty() || rest.starts_with(" Z"))
     }
 
-    /// Who started it; none, if it is gone.
+    /// The process that started this one; none, if this one is gone.
     fn parent(self) -> Option<i32> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0)).ok()?;
         stat.rsplit(") ").next()?.split(' ').nth(1)?.parse().ok()
     }
 
-    /// It and what it has started, and so on.
+    /// The process and what it has started, and so on.
     fn family(self) -> Vec<Pid> {
         let path = format!("/proc/{}/task/{}/children", self.0, self.0);
         let children = std::fs::read_to_string(path).unwrap_or_default();

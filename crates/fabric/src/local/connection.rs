@@ -11,7 +11,7 @@ use super::inbox::{Frame, FrameInbox, InboxItem};
 use crate::connection::{TICK_MAX, check_bounds};
 use crate::{Connection, Peer, Sink, Unfinished};
 
-/// One end.
+/// One end of a connection within the process.
 pub(super) struct LocalConnection {
     /// Of this end, and of the other one.
     here: Arc<Mutex<FrameInbox>>,

@@ -60,9 +60,9 @@ pub(super) struct FrameInbox {
 pub(super) enum InboxItem {
     Frame(Frame),
     Nothing,
-    /// It has ended the connection itself.
+    /// The receiver has ended the connection itself.
     Over,
-    /// The other end has.
+    /// The other end has ended the connection.
     Cut,
 }
 
@@ -136,7 +136,7 @@ impl FrameInbox {
         (self.frames.front().map(|frame| &frame.head[..]), self.cut || self.over)
     }
 
-    /// Its sender needs the memory of `data`: what waits of it is copied.
+    /// The frames' sender needs the memory of `data`: what waits of it is copied.
     pub(super) fn let_go(&mut self, data: &Buf) {
         self.is_recalled |= self.is_lent;
         let same = |held: &Buf| std::ptr::eq(held.as_ptr(), data.as_ptr());
@@ -144,7 +144,7 @@ impl FrameInbox {
         held.for_each(Frame::copy_data);
     }
 
-    /// Its sender ends the connection, and has all of its memory back.
+    /// The frames' sender ends the connection, and has all of its memory back.
     pub(super) fn cut(&mut self) -> Option<Waker> {
         if !self.over {
             self.cut = true;
@@ -161,7 +161,7 @@ impl FrameInbox {
         self.waker.take()
     }
 
-    /// Its receiver ends the connection.
+    /// The frames' receiver ends the connection.
     pub(super) fn end(&mut self) -> Option<Waker> {
         self.over = true;
         self.frames.clear();

@@ -213,8 +213,8 @@ mod tests {
     use super::*;
     use crate::sockets::options::UNACKNOWLEDGED_MAX;
 
-    /// It was given all the time that a client takes for a connection, each time anew: the other
-    /// addresses were never tried.
+    /// The silent address was given all the time that a client takes for a connection, each time
+    /// anew. The other addresses were never tried.
     #[test]
     fn an_address_that_does_not_answer_keeps_nobody_from_the_next() {
         let silent = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
@@ -226,7 +226,7 @@ mod tests {
         let crowd: Vec<_> = std::iter::from_fn(|| knock().ok()).take(16).collect();
         let live = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let live_at = live.local_addr().unwrap();
-        // It does not listen, keeps the port from others, and lets nobody connect.
+        // This socket does not listen, keeps the port from others, and lets nobody connect.
         let refusing = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         refusing.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
         let refused_at = refusing.local_addr().unwrap().as_socket().unwrap();

@@ -178,7 +178,7 @@ mod tests {
         std::fs::remove_dir_all(&dir).unwrap();
     }
 
-    /// It took away the socket of the server that had come after it.
+    /// A server that ended took away the socket of the server that had come after it.
     // proves: P92
     #[test]
     fn a_server_that_ends_leaves_the_socket_of_another() {

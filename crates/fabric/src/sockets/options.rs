@@ -107,7 +107,7 @@ pub(crate) fn local_peer_groups(socket: &impl AsFd) -> io::Result<Vec<Gid>> {
             )
         };
         let error = io::Error::last_os_error();
-        // It says how long they are where they had no room.
+        // The kernel says how long the list is where it had no room.
         groups.resize(len as usize / std::mem::size_of::<libc::gid_t>(), 0);
         match result {
             0 => return Ok(groups.into_iter().map(Gid).collect()),

@@ -33,7 +33,7 @@ fn spare() -> MutexGuard<'static, Vec<Pipe>> {
     SPARE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One of [`PIPES_MAX`].
+/// One place of [`PIPES_MAX`].
 struct Place;
 
 impl Place {
@@ -262,7 +262,7 @@ impl Drop for Piped {
     fn drop(&mut self) {
         let mut content = self.content();
         let all = content.taken == self.bytes;
-        // One with something in it is closed.
+        // A pipe with something in it is closed.
         content.pipe.take().filter(|_| all).into_iter().for_each(Pipe::give_back);
     }
 }

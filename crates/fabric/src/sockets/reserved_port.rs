@@ -94,7 +94,7 @@ mod tests {
                     reserved[index] += usize::from(incoming.peer().is_privileged());
                 }
             }
-            // Others on this machine listen at some of them, or connect from them.
+            // Other programs on this machine listen at some of these ports, or connect from them.
             let expected = usize::from(COUNT) * 3 / 4..=usize::from(COUNT);
             assert!(reserved.iter().all(|count| expected.contains(count)), "{reserved:?}");
         });

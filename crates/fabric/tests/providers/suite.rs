@@ -22,7 +22,7 @@ const TOO_MANY: usize = 64;
 /// Sends `data` until some of it waits for the other end; answers how often.
 fn fill(connection: &dyn Connection, data: &Buf) -> usize {
     for sent in 0..TOO_MANY {
-        // One may be with the receiver, who cannot take it.
+        // One frame may be with the receiver, which cannot take it.
         if connection.queued_frames() > 1 {
             return sent;
         }
@@ -197,7 +197,7 @@ pub async fn the_end_of_a_connection_wakes_both_ends(provider: Provider) {
             assert!(end.send(b"head", None).is_err() && end.notify(b"head").is_err());
         }
     }
-    // Nobody says so: it is only let go.
+    // The near end does not say so: it is only let go.
     let (near, far) = provider.pair().await;
     let near_log = Log::default();
     spawn(near_log.clone().run(near.clone(), None));
@@ -278,7 +278,7 @@ pub async fn the_first_head_is_looked_at_and_stays(provider: Provider) {
     for _ in 0..2 {
         assert_eq!(patiently(incoming.first_head()).await.unwrap(), b"first");
     }
-    // It is served elsewhere than where it was looked at.
+    // The connection is served on another thread than the one that looked at the head.
     let log = Log::default();
     let running = log.clone();
     provider.spawn_far(async move { running.run(incoming.establish().unwrap(), None).await });

@@ -60,7 +60,7 @@ impl Worker {
                 sleep(pause).await;
                 if !shared.flights.any() {
                     shared.looks_after.store(false, Ordering::SeqCst);
-                    // One that began between the look and the store has started nothing.
+                    // A request that began between the look and the store has started nothing.
                     if !shared.flights.any() || shared.looks_after.swap(true, Ordering::SeqCst) {
                         return;
                     }
@@ -91,7 +91,7 @@ fn over(waiting: &[WatchedCaller], processes: &mut BTreeMap<u64, Pid>) -> Vec<u6
         match outlook {
             Outlook::Alive => false,
             Outlook::Ends => true,
-            // Another thread of its process may wait for what it began, and go on.
+            // Another thread of the process may wait for what the thread began, and go on.
             Outlook::Gone => process.is_some_and(process_ends),
             Outlook::Unseen => one.look_for == LookFor::EndOfClose && one.age >= UNSEEN_MAX,
         }

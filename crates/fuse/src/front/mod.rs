@@ -59,7 +59,7 @@ impl Worker {
                 self.heed(self.shared.flights.interrupt(unique));
                 return Ok(KernelAnswer::Nothing);
             }
-            // Nobody asks the server for what it does not serve; the kernel is to
+            // The server is not asked for operations that it does not serve. The kernel is to
             // remember that and not ask again.
             Operation::Other => return Err(-libc::ENOSYS),
             Operation::Init => return Err(-libc::EIO), // done long ago

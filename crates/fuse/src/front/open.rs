@@ -238,8 +238,8 @@ impl Worker {
     pub(crate) async fn release(&self, cx: &Context, node: u64, fh: u64) -> Result<KernelAnswer> {
         let handle = self.handle(fh)?;
         self.used(node, &handle);
-        // One that a predecessor opened is opened again to be closed, because the server
-        // may have kept it open, with its locks.
+        // A handle that a predecessor opened is opened again to be closed. The server may have kept
+        // the file open, with its locks.
         let result = match handle.file(cx, &*self.fs, &*self.shared.control).await {
             Ok(file) => file.close(cx).await,
             Err(error) => Err(error),

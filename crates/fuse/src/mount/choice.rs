@@ -20,7 +20,8 @@ const TESTED_FROM: (u32, u32) = (6, 18);
 pub enum NoRing {
     /// The kernel does not offer it in INIT.
     NotOffered,
-    /// It does, but rings of this release were never tested; not taken unless asked for.
+    /// The kernel offers rings, but those of its release were never tested; not taken unless asked
+    /// for.
     NotTested,
     /// io_uring_setup(2) failed with this error.
     NoIoUring(i32),

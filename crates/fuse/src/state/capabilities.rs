@@ -66,7 +66,7 @@ impl Capabilities {
         self.lock().until.get(&node).is_some_and(|until| now() < *until)
     }
 
-    /// One is about to be set, or has been.
+    /// A capability is about to be set on `node`, or has been.
     pub(crate) fn changes(&self, node: u64) {
         let mut state = self.lock();
         state.changes += 1;

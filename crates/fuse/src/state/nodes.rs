@@ -180,7 +180,7 @@ impl Nodes {
         let lookups = self.get(slot, LOOKUPS);
         self.set(slot, LOOKUPS, lookups + 1);
         if lookups == 0 {
-            // Nobody has it open, nor locks on it.
+            // No process has the file open, nor locks on it.
             self.set(slot, REUSE, self.get(slot, REUSE) & !(FLAG_KEPT | FLAG_LOCKED));
             index.kept.take(slot);
         }

@@ -31,11 +31,11 @@ pub(crate) struct NameBinding<'a> {
 /// The name by which the kernel has come to a file that it opens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NameForOpen {
-    /// It believes the name no longer than a call: it has just looked it up.
+    /// The kernel believes the name no longer than a call: it has just looked the name up.
     JustLookedUp,
-    /// This one alone.
+    /// The file has this name alone.
     Only(FileId, NameBuf),
-    /// One of several, or one that is not known.
+    /// The name is one of several, or is not known.
     Unknown,
 }
 
@@ -284,7 +284,8 @@ mod tests {
             assert_eq!(name_of(places, 3), None);
             places.removed(at(DIR, "b"));
             assert_eq!(name_of(places, 2), None);
-            // Others have given the name to another file since; that is moved, not the first.
+            // Another client has given the name to another file since; that file is moved, not the
+            // first.
             seen(places, 4, at(OTHER, "d"));
             places.renamed(at(OTHER, "d"), at(DIR, "e"), RenameHow::Replace);
             assert_eq!(name_of(places, 1).unwrap(), "3/d");

@@ -275,7 +275,8 @@ mod tests {
         });
     }
 
-    /// Others give the name away and take it between its looks: within a call that is no end.
+    /// Others give the name away and take it between the looks of a call: within a call that is no
+    /// end.
     #[test]
     fn what_a_call_has_found_last_is_what_counts_and_no_other_call() {
         simulated(async || {
@@ -296,14 +297,15 @@ mod tests {
             dray_rt::sleep(AGAIN_WITHIN).await;
             list.finds(caller(5), Some(file(8)));
             assert!(list.comes(opens(5, 8, 4)));
-            // It ended with nothing, and the next one looks for itself, or opens what it believes in.
+            // The call ended with nothing. The next call looks for itself, or opens the file that
+            // it believes in.
             list.note(opens(5, 7, 5));
             list.finds(caller(5), None);
             list.finds(caller(6), Some(file(8)));
             assert!(!list.remembers(Pid(1)) && !list.comes(opens(6, 8, 6)));
             list.note(opens(5, 7, 7));
             assert!(!list.comes(opens(6, 7, 8)) && !list.remembers(Pid(1)));
-            // That found nothing is not to be opened, whatever the call.
+            // A call that found nothing is not to open a file, whatever the request.
             list.note(opens(5, 7, 9));
             list.finds(caller(5), None);
             assert!(!list.comes(opens(5, 7, 10)));
@@ -325,7 +327,7 @@ mod tests {
         });
     }
 
-    /// It may have died before the answer or behind it.
+    /// The predecessor may have died before the answer or behind it.
     // proves: P6
     #[test]
     fn a_successor_goes_on_where_its_predecessor_died() {

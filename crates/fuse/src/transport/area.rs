@@ -1,8 +1,8 @@
 //! The memory of ring entries: a page of headers and a payload for each entry.
 //!
-//! It outlives the daemon: it lies behind the tables of [`State`], and a successor maps it at the
-//! addresses that the kernel was given. So the requests that a daemon had when it died are there
-//! for its successor. The journal in each page says how far they had come.
+//! This memory outlives the daemon: it lies behind the tables of [`State`], and a successor maps it
+//! at the addresses that the kernel was given. So the requests that a daemon had when it died are
+//! there for its successor. The journal in each page says how far they had come.
 //!
 //! ```text
 //! page    0  the kernel's block of headers        512  journal
@@ -410,7 +410,8 @@ mod tests {
         assert!(Area::open(&state, 3).is_err());
     }
 
-    /// It was believed: the size of the mapping wrapped around, and slots lay outside of it.
+    /// A wrong number of slots was believed: the size of the mapping wrapped around, and slots lay
+    /// outside of it.
     #[test]
     fn what_a_predecessor_says_of_itself_is_not_believed_blindly() {
         let state = State::create().unwrap();

@@ -49,7 +49,7 @@ pub(crate) struct Buffers {
     small_only: bool,
     /// Buffers taken so far.
     taken: AtomicU64,
-    /// Somebody waits for them to rest.
+    /// A task waits for the buffers to rest.
     tended: AtomicBool,
 }
 

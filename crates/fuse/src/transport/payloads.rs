@@ -37,7 +37,7 @@ pub(crate) struct Payloads {
     used_bytes: AtomicUsize,
     /// Large requests so far.
     uses: AtomicUsize,
-    /// Somebody looks whether the mount rests.
+    /// A task looks whether the mount rests.
     tended: AtomicBool,
 }
 
@@ -86,7 +86,7 @@ pub(crate) struct PayloadReclaim {
 
 #[derive(Clone, Copy)]
 enum Stage {
-    /// Nobody wants it.
+    /// No caller wants a reclaim.
     Off,
     /// The first caller learns how many entries there are.
     Wanted,
@@ -104,9 +104,9 @@ impl Default for PayloadReclaim {
 pub(crate) enum ReclaimPart {
     /// Nothing: the question is answered as for an attribute that is not there.
     None,
-    /// It is the first: so many further ones are awaited.
+    /// The entry is the first: so many further entries are awaited.
     First(usize),
-    /// It waits for the others; its memory may be given back if `gives`.
+    /// The entry waits for the others; its memory may be given back if `gives`.
     Waits { gives: bool, end: watch::Receiver<u64> },
 }
 

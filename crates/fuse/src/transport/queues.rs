@@ -54,9 +54,9 @@ struct Queue {
     /// Requests that came, and those that were answered.
     begun: AtomicUsize,
     answered: AtomicUsize,
-    /// Somebody looks whether it stands still.
+    /// A task looks whether the queue stands still.
     watched: AtomicBool,
-    /// Its entries come together for a moment when the mount rests.
+    /// The queue's entries come together for a moment when the mount rests.
     reclaim: PayloadReclaim,
 }
 
@@ -225,7 +225,7 @@ impl Queues {
         }
     }
 
-    /// It was answered.
+    /// A request was answered.
     pub(crate) fn end_request(&self, cpu: u16) {
         self.queues[usize::from(cpu)].answered.fetch_add(1, Ordering::SeqCst);
     }

@@ -51,7 +51,7 @@ const LOCK_KIND_AT: usize = 32;
 const COMMIT_ID_AT: usize = 256 + 8;
 const PAYLOAD_SIZE_AT: usize = 256 + 16;
 
-/// One entry: its memory, and what the kernel last said about it.
+/// One entry of a ring: its memory, and what the kernel last said about it.
 pub(crate) struct RingEntry {
     cpu: u16,
     slot: AreaEntry,

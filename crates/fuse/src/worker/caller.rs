@@ -23,14 +23,14 @@ const LOOK_TIME: Duration = Duration::from_millis(1);
 /// What is to be expected of a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outlook {
-    /// It goes on, as far as can be seen.
+    /// The caller goes on, as far as this process can see.
     Alive,
-    /// Nobody will look at what comes of its request. The caller is being killed, or ends and has
-    /// no memory any more, so that no further signal reaches it.
+    /// Nobody will look at what comes of the caller's request. The caller is being killed, or ends
+    /// and has no memory any more, so that no further signal reaches it.
     Ends,
     /// The thread is no more. Its process may go on.
     Gone,
-    /// It cannot be seen from here: it is in another container, or /proc hides it.
+    /// The caller cannot be seen from here: it is in another container, or /proc hides it.
     Unseen,
 }
 
@@ -124,9 +124,9 @@ pub(crate) fn sleeps_deeply(pid: Pid) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallingSyscall {
     Waits(SystemCall),
-    /// It runs, or is about to.
+    /// The thread runs, or is about to.
     Runs,
-    /// That is not to be seen: its end has come, or we may not trace it (ptrace(2)).
+    /// The call is not to be seen: the thread's end has come, or we may not trace it (ptrace(2)).
     Unseen,
 }
 
@@ -191,7 +191,7 @@ pub(crate) struct Fcntl {
     pub(crate) command: i32,
 }
 
-/// That of the thread `pid`; none where it is not to be seen.
+/// The fcntl(2) call that the thread `pid` waits in; none where the call is not to be seen.
 pub(crate) async fn fcntl_of(pid: Pid) -> Option<Fcntl> {
     let call = call_that_waits(pid).await.filter(|call| call.number == libc::SYS_fcntl)?;
     // Ints: what else is in the registers is chance.
@@ -203,9 +203,9 @@ pub(crate) async fn fcntl_of(pid: Pid) -> Option<Fcntl> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LeadsTo {
     Inode(u64),
-    /// It has been closed.
+    /// The descriptor has been closed.
     Nothing,
-    /// That is not to be seen (before Linux 5.14 /proc does not tell).
+    /// The file is not to be seen (before Linux 5.14 /proc does not tell).
     Unseen,
 }
 

@@ -44,16 +44,16 @@ struct Flight {
     cancel: Arc<Cancel>,
     /// Any interrupt ends it.
     interruptible: bool,
-    /// Somebody looks whether its caller is about to be killed.
+    /// A task looks whether the request's caller is about to be killed.
     watched: bool,
 }
 
 /// What an interrupt means for the request that it names.
 pub(crate) enum InterruptOutcome {
-    /// It has been cancelled, or is not known, which has been noted.
+    /// The request has been cancelled, or is not known, which has been noted.
     Done,
-    /// It goes on unless its caller is about to be killed: somebody has to look from
-    /// time to time, until the request has ended.
+    /// The request goes on unless its caller is about to be killed: a task has to look from time to
+    /// time until the request ends.
     Watch { unique: u64, pid: Pid },
 }
 
@@ -63,10 +63,10 @@ pub(crate) enum LookFor {
     /// A signal while its request waited for an entry of a ring. A caller that waits for the
     /// kernel's FUSE sleeps lightly before a signal and deeply after it.
     Signal,
-    /// Its end, of which closing its files is a part.
+    /// The caller's end, of which closing its files is a part.
     EndOfClose,
-    /// Its end. Nobody tells of it if the request began without anybody who waits for it, or the
-    /// first signal came while it waited for an entry.
+    /// The caller's end. Nothing reports it if the request began without a caller that waits for
+    /// it. The same holds if the first signal came while the request waited for an entry.
     End,
 }
 
@@ -373,7 +373,8 @@ mod tests {
         assert!(cancel.is_set() && !other.is_set());
     }
 
-    /// Nobody looked whether its caller was being killed: the kernel does not say it again.
+    /// No task looked whether the request's caller was being killed: the kernel does not say it
+    /// again.
     #[test]
     fn a_request_that_was_overtaken_is_watched() {
         let flights = Flights::new(1);

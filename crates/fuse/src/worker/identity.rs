@@ -1,9 +1,9 @@
-//! Who the caller is: its supplementary groups, which the kernel's requests do not carry.
+//! The caller's identity: its supplementary groups, which the kernel's requests do not carry.
 //!
-//! They are read from /proc of the calling thread: anew for each request whose outcome they may
-//! decide, from a file that is kept open. For reading and writing what is open they decide nothing,
-//! and are believed for a second, as long as that very process exists. A pidfd tells, so that a
-//! process number used again cannot inherit the groups of the one before.
+//! The groups are read from /proc of the calling thread, from a file that is kept open. They are
+//! read anew for each request whose outcome they may decide. For reading and writing open files
+//! groups decide nothing, and are believed for a second, as long as that very process exists. A
+//! pidfd tells, so that a process number used again cannot inherit the groups of the one before.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -41,8 +41,8 @@ pub(crate) struct CallerIdentities {
 struct KnownCaller {
     who: Arc<Identity>,
     read_at: Instant,
-    /// It has just been read for a lookup, with which nearly every system call begins that names a
-    /// file. What follows is of the same one.
+    /// The identity has just been read for a lookup, with which nearly every system call begins
+    /// that names a file. The request that follows is of the same system call.
     looks_up: bool,
     process: OwnedFd,
     status: Arc<File>,

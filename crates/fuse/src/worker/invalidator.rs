@@ -66,9 +66,9 @@ enum Process {
     /// None is needed so far.
     #[default]
     NotStarted,
-    /// It is being started, for these nodes.
+    /// The process is being started, for these nodes.
     Starting(BTreeSet<u64>),
-    /// It reads nodes at the other end.
+    /// The process reads nodes at the other end.
     Runs(PipeWriter),
     /// There was none to be had.
     Refused(Instant),
@@ -139,7 +139,8 @@ impl Invalidator {
         self.dropped.send_replace(progress.count); // of the one before nobody hears any more
     }
 
-    /// It has been started, or why not. Returns which one it is, and how many nodes were sent before it.
+    /// The process has been started, or the error says why not. Returns the number of the process,
+    /// and how many nodes were sent before it.
     fn started(&self, pipe: io::Result<PipeWriter>) -> (u64, u64) {
         let mut progress = self.lock();
         let which = (progress.processes, progress.count);
@@ -371,7 +372,7 @@ mod tests {
         assert_eq!(dropped(&invalidator), 2);
         invalidator.note_dropped(u64::MAX); // an error message, say
         assert_eq!(dropped(&invalidator), 3);
-        // It has gone: nobody waits for what it had not dropped.
+        // The process has gone: nobody waits for nodes that it had not dropped.
         assert_eq!(invalidator.ask(4), DropStatus::Behind(4));
         hear(&weak, which, &answers[..]);
         assert_eq!(dropped(&invalidator), 4);

@@ -1,4 +1,4 @@
-//! Whose locks end with a close: fcntl locks of processes.
+//! The owners whose locks end with a close: processes with fcntl locks.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -71,8 +71,8 @@ pub(crate) struct LockRequestNumber(u64);
 const OWNERS_MAX: usize = 1 << 16;
 
 impl LockOwners {
-    /// Those whom a predecessor served; `left`: whose locks it had, if that is known. An owner
-    /// that was getting one when it died asks again.
+    /// The owners that a predecessor served; `left`: whose locks it had, if that is known. An owner
+    /// that was getting a lock when the predecessor died asks again.
     pub(crate) fn of_predecessor(
         nodes: &Nodes,
         left: Option<Vec<(FileId, LockOwner)>>,

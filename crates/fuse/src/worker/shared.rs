@@ -48,7 +48,7 @@ pub(crate) struct MountShared {
     pub(crate) failed_writes: FailedWrites,
     pub(crate) removed: RemovedDirectories,
     pub(crate) stale_retries: StaleRetries,
-    /// Somebody looks after callers.
+    /// A task looks after callers.
     pub(crate) looks_after: AtomicBool,
 }
 

@@ -54,8 +54,9 @@ impl Version {
         (self.mtime, self.ctime, self.size) == (attr.mtime, attr.ctime, attr.size)
     }
 
-    /// Nobody else has changed it: if it is another version, this mount has made it, and its kernel has
-    /// the pages of that. Others may change it from now on without a trace.
+    /// No other client has changed the file. If this is another version, this mount has made it,
+    /// and its kernel has that version's pages. Others may change the file from now on without a
+    /// trace.
     fn changed_here(&mut self, attr: &Attr, moment: OpenTime) {
         if !self.is_of(attr) {
             (self.mtime, self.ctime, self.size) = (attr.mtime, attr.ctime, attr.size);
@@ -219,7 +220,7 @@ mod tests {
                 versions.dropped(7, dropping);
             }
             assert_eq!(versions.at_open(7, &attr, false, at(10 + grain_millis)), None);
-            // One that was not changed for a minute.
+            // A file that was not changed for a minute.
             let dropping = versions.at_open(8, &attr, false, at(61_000)).unwrap();
             versions.dropped(8, dropping);
             assert_eq!(versions.at_open(8, &attr, false, at(61_000)), None);
@@ -261,7 +262,7 @@ mod tests {
         let again = versions.at_open(7, &of(3), true, at(100_000)).unwrap();
         versions.dropped(7, again);
         assert_eq!(versions.at_open(7, &of(4), true, at(100_000)), None);
-        // It is not watched any more. Others may have changed it in the same tick.
+        // The file is not watched any more. Others may have changed it in the same tick.
         assert!(versions.at_open(7, &of(4), false, at(100_000)).is_some());
         assert!(versions.at_open(7, &of(5), true, at(100_000)).is_some());
     }

@@ -45,7 +45,7 @@ impl Table {
         self.held.lock().unwrap().len()
     }
 
-    /// Who holds the locks.
+    /// The owners that hold the locks.
     pub fn owners(&self) -> Vec<LockOwner> {
         self.held.lock().unwrap().iter().map(|(_, lock)| lock.owner).collect()
     }

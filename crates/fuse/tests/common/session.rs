@@ -11,7 +11,7 @@ use dray_core::{
 pub struct NotifyingSession(Arc<Mutex<Option<HearChanges>>>);
 
 impl NotifyingSession {
-    /// Others have changed this file.
+    /// Another client has changed this file.
     pub fn changed(&self, id: FileId) {
         let hear = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         hear.as_ref().expect("the front end hears of changes")(vec![id]);

@@ -29,7 +29,7 @@ pub(super) struct Window {
     /// Less than `len_bytes` at the end of the file. None: it is being read.
     data: Option<Buf>,
     begun: Instant,
-    /// Its last byte has been asked for: mostly nobody wants the rest again.
+    /// The last byte of the window has been asked for: mostly nobody wants the rest again.
     is_read: bool,
     _place: Reservation,
 }
@@ -54,9 +54,9 @@ struct Fetch {
 /// Where the bytes of a read are.
 enum Found {
     Here(Buf),
-    /// They are being read.
+    /// The bytes are being read.
     Coming,
-    /// The file has ended before them.
+    /// The file has ended before these bytes.
     Below,
     Nowhere,
 }
@@ -96,7 +96,7 @@ impl FileState {
                 None => return None,
             },
         }
-        // It can have been forgotten meanwhile. Then the file system below is asked.
+        // The window can have been forgotten meanwhile. Then the file system below is asked.
         let Found::Here(data) = self.find(wanted) else { return None };
         self.go_on_ahead(wanted, pattern);
         Some(data)

@@ -52,7 +52,7 @@ pub(super) struct Core {
     lost: Arc<AtomicBool>,
     stopped: AtomicBool,
     files: Mutex<IdMap<FileId, Weak<FileState>>>,
-    /// Those that hold data. Few do, and these are looked through.
+    /// Files that hold data. Few do, and these are looked through.
     active: Mutex<IdMap<FileId, Arc<FileState>>>,
     /// Files with pending blocks: while there are none, most calls need not look.
     pub(super) pending_files: AtomicUsize,
@@ -118,8 +118,8 @@ impl Core {
         self.stopped.store(true, Ordering::SeqCst);
     }
 
-    /// Nobody serves it any more. What is pending is the next opening's. Files and their state refer to
-    /// each other until then.
+    /// No server serves the file system any more. What is pending is the next opening's. Files and
+    /// their state refer to each other until then.
     pub(super) fn end(&self) {
         self.stop();
         let active = std::mem::take(&mut *lock(&self.active));

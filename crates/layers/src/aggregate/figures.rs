@@ -31,7 +31,7 @@ macro_rules! figures {
 figures! {
     /// Reads that were answered from memory.
     read_hits,
-    /// Their bytes.
+    /// The bytes of these reads.
     read_hit_bytes,
     /// Reads that the file system below was asked for as they came.
     reads_passed,
@@ -43,7 +43,7 @@ figures! {
     ahead_held_bytes,
     /// Writes that were merged.
     writes_merged,
-    /// Their bytes.
+    /// The bytes of these writes.
     merged_bytes,
     /// Writes that the file system below was asked for as they came.
     writes_passed,

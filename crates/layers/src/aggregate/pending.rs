@@ -35,11 +35,11 @@ pub(super) struct Block {
     serial: u64,
     lease: Arc<SlotLease>,
     extents: Extents,
-    /// Who wrote last, and through which open file: both have the right to write.
+    /// The caller that wrote last, and through which open file: both have the right to write.
     cx: Context,
     file: Arc<dyn OpenFile>,
     kill_set_id: bool,
-    /// It is being written, and takes no more data.
+    /// The block is being written, and takes no more data.
     settling: bool,
     since: Instant,
     _place: Reservation,

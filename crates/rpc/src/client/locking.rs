@@ -164,7 +164,7 @@ mod tests {
             thread.join().unwrap();
             sleep(Duration::from_secs(1)).await;
             assert_eq!(wires.each_ref().map(|wire| wire.sent().len()), [0, 1, 0]);
-            // Another takes the place of that connection: what came by it is over.
+            // Another connection takes the place of that one: what came by it is over.
             channel.up(after.clone(), (0, epoch), (8, 8), true);
             sleep(Duration::from_secs(1)).await;
             assert_eq!((here.sent(), after.sent()), (vec![], vec![Op::Lock]));

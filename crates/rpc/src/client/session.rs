@@ -99,7 +99,7 @@ impl ConnectError {
         }
     }
 
-    /// Somebody is there and does not take us: for want of something else than room or time.
+    /// A server is there and does not take us: for want of something else than room or time.
     pub(crate) fn is_lasting(&self) -> bool {
         match self {
             ConnectError::Unreachable { .. } => false,

@@ -61,7 +61,7 @@ pub struct Export {
     pub(crate) instance: u64,
     /// Every caller is the same user there, and the server says so to clients.
     pub one_user: bool,
-    /// Some callers are other users there than they say, and clients are told.
+    /// Some callers are other users at the export than they say, and clients are told.
     pub squashes: bool,
     /// What serves the export answers writes before it carries them out, and reports errors later.
     /// Clients are told.

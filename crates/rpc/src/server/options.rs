@@ -16,8 +16,8 @@ use crate::server::sabotage::Sabotage;
 pub enum StateLoss {
     /// Nothing: the process ended, the machine did not.
     Nothing,
-    /// What was written and not synced, while names, attributes and answers are as they were: the server
-    /// that had it is gone, and the file system is not on its machine.
+    /// What was written and not synced. Names, attributes and answers are as they were. The server
+    /// that had the unsynced data is gone, and the file system is not on its machine.
     Written,
     /// The changes that were not synced; the journal knows all sessions.
     Unsynced,

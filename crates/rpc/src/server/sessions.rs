@@ -109,7 +109,7 @@ impl Inner {
         if self.enter(&session) {
             return Ok(session);
         }
-        // Others were noted meanwhile.
+        // Other sessions were noted meanwhile.
         let _ = self.on_media(move |journal| journal.remove(id)).await; // it expires, if it stays
         Err(self.full())
     }

@@ -126,7 +126,7 @@ mod tests {
         Tickets { begun: begin(current), before: previous.map(begin) }
     }
 
-    /// Another server, of another version of dray, is to believe them.
+    /// Another server, of another version of dray, is to believe the tickets.
     // proves: P137
     #[test]
     fn a_ticket_is_what_it_was() {

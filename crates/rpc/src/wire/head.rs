@@ -80,8 +80,8 @@ wire_struct! {
 }
 
 impl CallHead {
-    /// Nobody waits for an answer, and none comes; `tag` says nothing. Only a close may be
-    /// such: it changes nothing when it comes again. Its sender keeps it until an answer
+    /// The sender waits for no answer, and none comes; `tag` says nothing. Only a close may be a
+    /// one-way call: it changes nothing when it comes again. The sender keeps it until an answer
     /// with [`ReplyHead::settled`](crate::wire::ReplyHead::settled).
     pub const ONE_WAY: u16 = 1;
     /// One-way calls that a client may have sent and not yet heard of, and a server have

@@ -124,7 +124,7 @@ impl<'a> Call<'a> {
     pub fn row(&self) -> CallRow<'a> {
         match *self {
             Call::Lookup { dir, name } => asks(Operand::Name(dir, name)),
-            // Others may hold the file, and nothing of it is changed.
+            // Other callers may hold the file, and nothing of it is changed.
             Call::Learn { dir, name, .. } => asks(Operand::Name(dir, name)),
             Call::Parent { dir: id }
             | Call::Readlink { id }

@@ -284,7 +284,8 @@ mod tests {
     use super::*;
     use crate::executor::{DriverKind, Executor};
 
-    /// Nobody watched the descriptor any more: the task that waited for it did so for ever.
+    /// The kernel did not watch the descriptor any more: the task that waited for it did so for
+    /// ever.
     #[test]
     fn a_watch_that_ends_with_an_error_begins_anew_unless_it_was_taken_back() {
         let Ok(executor) = Executor::new(DriverKind::Uring) else { return };

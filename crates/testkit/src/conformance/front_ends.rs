@@ -11,7 +11,7 @@ use crate::step::{Action, SLOTS, Step};
 pub struct FrontEnds {
     targets: Vec<Box<dyn StepTarget>>,
     quirks: Quirks,
-    /// Who has the file open that is in a slot.
+    /// The target that has the file of a slot open.
     holders: [Option<usize>; SLOTS],
 }
 
@@ -35,7 +35,7 @@ impl FrontEnds {
         self.holders[usize::from(slot) % SLOTS]
     }
 
-    /// Who carries a step out; none: it would take two of them.
+    /// The target that carries a step out; none: it would take two of them.
     fn target_of(&self, step: &Step) -> Option<usize> {
         let by_turns = usize::from(step.client) % self.targets.len();
         match slots(&step.action) {

@@ -28,7 +28,7 @@ struct Slot {
     appends: bool,
 }
 
-/// Whose view, and on whose behalf.
+/// A step's client, and the user on whose behalf it calls.
 struct Caller {
     root: FileId,
     client: usize,

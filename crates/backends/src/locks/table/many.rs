@@ -127,7 +127,7 @@ fn in_a_chain_a_waiter_that_gives_up_wakes_few() {
     }
 }
 
-/// Those that are granted, each by the one before it that gives back what it has.
+/// Waiters are granted one by one: each gets what the waiter before it gives back.
 // proves: P57, P129
 #[test]
 fn an_unlock_wakes_few() {

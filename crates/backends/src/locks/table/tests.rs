@@ -281,7 +281,7 @@ fn a_node_that_takes_all_it_can_leaves_locks_to_others() {
     });
 }
 
-/// Those who wait take up room as well, and leave it.
+/// Waiting requests take up room as well, and leave it.
 #[test]
 fn waits_are_counted_as_locks_are() {
     run(async |table: Arc<LockTable>| {

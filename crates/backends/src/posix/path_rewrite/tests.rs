@@ -107,8 +107,8 @@ fn whenever_the_server_dies_the_log_is_whole() {
     assert!(step > 20);
 }
 
-/// It was written by the caller that made the change that was too much, as it was then. That is as
-/// its group, under its umask. Everybody else waited until all names were written.
+/// The log was once rewritten by the caller whose change was one too many, as that caller: as its
+/// group, under its umask. All others waited until all names were written.
 // proves: P40
 #[test]
 fn a_long_log_is_written_anew_by_the_server_a_few_names_at_a_time() {

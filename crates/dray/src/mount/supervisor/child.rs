@@ -47,13 +47,13 @@ pub fn ready_word(ring: bool, resend: bool) -> u8 {
 /// How far a daemon is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// It does not serve so far.
+    /// The daemon does not serve so far.
     Starting,
-    /// It serves.
+    /// The daemon serves.
     Serving,
-    /// It serves, and what it has read ends with it.
+    /// The daemon serves. Requests that it has read end with it.
     ServingWithoutResend,
-    /// It serves a ring, whose queues need a push if they have been without a daemon.
+    /// The daemon serves a ring, whose queues need a push if they have been without a daemon.
     ServingRing,
 }
 
@@ -66,9 +66,9 @@ pub struct Daemon {
     pub stage: Stage,
     /// When it last said something, or was started.
     pub heard_at: Instant,
-    /// It asked for a push of its queues.
+    /// The daemon asked for a push of its queues.
     pub wants_push: bool,
-    /// It asked for its entries to come together.
+    /// The daemon asked for its entries to come together.
     pub wants_reclaim: bool,
     /// When it was asked to stop.
     pub stopping: Option<Instant>,
@@ -109,7 +109,7 @@ impl Daemon {
         Ok(Daemon { child, control, stage, heard_at, wants_push, wants_reclaim, stopping })
     }
 
-    /// Its process.
+    /// The process id of the daemon.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -156,7 +156,7 @@ impl Daemon {
         }
     }
 
-    /// Its exit status, once it has ended.
+    /// The daemon's exit status, once it has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }

@@ -58,7 +58,7 @@ impl Supervisors {
             let dirs = seen.dir.clone().map_or_else(|| usual.clone(), |dir| vec![dir]);
             dirs.into_iter().map(move |dir| (dir, seen.at.clone()))
         });
-        // Its supervisor may be dead, or in another container.
+        // The mount's supervisor may be dead, or in another container.
         let guessed =
             places.iter().flat_map(|at| usual.iter().map(move |dir| (dir.clone(), at.clone())));
         let mut all: Vec<(PathBuf, PathBuf)> = Vec::new();
@@ -67,7 +67,7 @@ impl Supervisors {
                 all.push(one);
             }
         }
-        // One of a version that knew no numbers may be called as another mount was called once.
+        // A mount of a version that knew no numbers may be called as another mount was called once.
         let called = |connection: Option<u32>| {
             let name = move |(dir, at): &(PathBuf, PathBuf)| {
                 let name = paths::mount_name(at, connection);

@@ -324,9 +324,9 @@ impl Supervisor {
         }
     }
 
-    /// Somebody wants an end.
+    /// Unmounts: a user or a signal wants the mount to end.
     fn unmount(&mut self) {
-        // Somebody has unmounted already: the daemon is about to end by itself.
+        // The mount is unmounted already: the daemon is about to end by itself.
         if self.unmounting.is_some() || self.connection_ended() {
             return;
         }
@@ -382,7 +382,8 @@ impl Supervisor {
                 self.args.program.display()
             );
         }
-        // Somebody asked for it, each time, and nothing is wrong with what goes on.
+        // An administrator asked for the upgrade, each time, and nothing is wrong with the program
+        // that goes on.
         if tried {
             self.start_at = Instant::now();
             return None;

@@ -85,8 +85,8 @@ impl NoteFile {
         self.name.is_there()
     }
 
-    /// Another daemon serves, with a program that is a former one or not, started behind so many
-    /// requests to upgrade.
+    /// Notes that another daemon serves, started behind so many requests to upgrade. Its program
+    /// may be a former one.
     pub fn tell(&mut self, pid: u32, former_program: bool, heeded: u64) {
         self.daemons += 1;
         // Of a fixed length, so that a reader never sees the end of an older line.

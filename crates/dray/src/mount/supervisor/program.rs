@@ -11,16 +11,16 @@ use super::restarts::Death;
 
 /// The programs of a mount.
 pub struct Programs {
-    /// The file that has the name by which this program was called: to be upgraded to.
+    /// The file that has the name by which this program was called: upgrades execute it.
     given: PathBuf,
-    /// It is to be executed next.
+    /// The file `given` is to be executed next.
     wanted: bool,
-    /// It is executed, and has not served so far.
+    /// The file `given` is executed, and has not served so far.
     tried: bool,
-    /// What came up at the last upgrade, whatever has become of its file. None: the program that
-    /// this process runs, even if its file has been replaced.
+    /// The program that came up at the last upgrade, whatever has become of its file. None: the
+    /// program that this process runs, even if its file has been replaced.
     upgraded: Option<File>,
-    /// What serves is not what was wanted last.
+    /// The program that serves is not what was wanted last.
     former: bool,
     /// Upgrades that were asked for.
     asked: u64,
@@ -81,9 +81,9 @@ impl Programs {
         }
     }
 
-    /// It died. Whether that means that another one is to be executed from now on. A program that
-    /// is tried and does not serve, or crashes, gives way to the one before it. A program that
-    /// somebody kills has done nothing wrong.
+    /// Notes that the daemon died. Answers whether another program is to be executed from now on. A
+    /// program that is tried and does not serve, or crashes, gives way to the one before it. A
+    /// program that somebody kills has done nothing wrong.
     pub fn died(&mut self, death: Death) -> bool {
         let gives_way = std::mem::take(&mut self.tried)
             || (death == Death::Failed && self.upgraded.take().is_some());

@@ -31,8 +31,8 @@ pub enum Death {
     Killed,
     /// By any other signal or with an error.
     Failed,
-    /// It never lived, or not for long: the machine was short of processes, threads, memory or
-    /// descriptors, which may pass.
+    /// The daemon never lived, or not for long: the machine was short of processes, threads, memory
+    /// or descriptors, which may pass.
     Unborn,
 }
 

@@ -18,7 +18,7 @@ pub(super) struct Landing {
     pages: Option<IncomingPages>,
     /// The pages were too small to stay.
     pub(super) in_small_pieces: bool,
-    /// Nobody waits for them: the memory is our own.
+    /// Nobody waits for the data: the memory is our own.
     nowhere: bool,
 }
 
@@ -229,7 +229,7 @@ mod tests {
         assert!(take(&data[2]), "what was looked at is in memory");
     }
 
-    /// It took twice as many system calls.
+    /// With a pipe, receiving from a Unix socket took twice as many system calls.
     #[test]
     fn what_comes_by_a_unix_socket_is_copied() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();

@@ -59,7 +59,7 @@ enum State {
 }
 
 thread_local! {
-    /// One a thread, not one a connection.
+    /// One scratch buffer a thread, not one a connection.
     static SCRATCH: std::cell::RefCell<Vec<u8>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
@@ -149,8 +149,8 @@ impl Receiver {
         Poll::Pending
     }
 
-    /// Some of a frame is here, and the rest is the other end's to send. Not so while it is
-    /// we who have no memory for it.
+    /// Part of a frame is here, and the rest is the other end's to send. This is false while this
+    /// end has no memory for the rest.
     pub(super) fn is_within_a_frame(&self) -> bool {
         match self.state {
             State::Head => !self.rest.is_empty() && !self.paused,

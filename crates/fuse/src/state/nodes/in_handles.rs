@@ -129,7 +129,8 @@ mod tests {
             assert!(nodes.in_handle(file.node).is_err());
             assert!(nodes.remember_handle(file.node, *known).is_err());
         }
-        // Their numbers are used again; with other generations, by which the kernel tells them.
+        // The handles' numbers are used again, with other generations, by which the kernel tells
+        // them.
         for ino in 0..KEPT_MAX as u64 {
             let new = nodes.remember(id(500 + ino), None).unwrap();
             let at = files.iter().position(|file| file.node == new.node).unwrap();

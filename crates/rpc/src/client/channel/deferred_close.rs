@@ -178,8 +178,8 @@ mod tests {
         }
     }
 
-    /// Such closes were asked for again with every limit, each beside the one before it, until
-    /// there was no tag for anything else.
+    /// Closes without an answer were asked for again with every limit, each beside the one before
+    /// it. In the end there was no tag for any other call.
     #[test]
     fn a_server_that_answers_nothing_is_asked_once_for_each_of_a_few() {
         const LIMIT: Duration = Duration::from_millis(300);

@@ -243,7 +243,7 @@ mod tests {
         });
     }
 
-    /// Nobody answers what was not sent: its tag would have been out of use.
+    /// A call that was not sent gets no answer: its tag would have been out of use.
     #[test]
     fn a_call_given_up_behind_closes_is_not_sent() {
         simulate(async {

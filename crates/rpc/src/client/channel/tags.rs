@@ -7,7 +7,7 @@ use std::task::Waker;
 /// The class of a call that wants a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TagClass {
-    /// Others may wait for the call ([`super::OutgoingCall::class`]).
+    /// Other callers may wait for the call ([`super::OutgoingCall::class`]).
     Needed,
     Plain,
 }
@@ -48,7 +48,7 @@ impl Queue {
 }
 
 impl Tags {
-    /// One, until a server allows more.
+    /// A channel has one tag, until a server allows more.
     pub(super) fn new() -> Tags {
         Tags {
             max: 1,

@@ -50,7 +50,7 @@ pub struct UnsyncedStatus {
     pub sent_bytes: u64,
     /// Losses reported.
     pub losses: u64,
-    /// Their data, as far as it was counted.
+    /// The data of these changes, as far as it was counted.
     pub lost_bytes: u64,
     /// The last of them.
     pub events: Vec<LossEvent>,

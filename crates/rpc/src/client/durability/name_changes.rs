@@ -18,7 +18,7 @@ pub(crate) enum ExpectedName {
     File(FileId),
     /// Some file.
     AnyFile,
-    /// Nothing.
+    /// No file.
     Absent,
     /// A lookup cannot tell.
     Unknown,

@@ -57,7 +57,7 @@ impl Aliases {
 
     /// Notes that what `request` opens has this number. False if there is no room for it.
     pub(crate) fn note(&self, request: u64, handle: u64) -> bool {
-        // Nobody takes over, or the front end knows no number either.
+        // No successor takes over, or the front end knows no number either.
         let Some(max) = self.memory.aliases_max().filter(|_| request != 0) else { return true };
         let mut state = self.lock();
         let next = |end: u32| (end < max).then_some(end + 1);

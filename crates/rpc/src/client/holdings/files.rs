@@ -105,8 +105,8 @@ impl OpenFiles {
         .await;
     }
 
-    /// Somebody has the file now, until [`OpenFiles::leave`]. `ticket`: out of the answer; none
-    /// of a file that a process before us opened.
+    /// A caller has the file from now on, until [`OpenFiles::leave`]. `ticket`: out of the answer;
+    /// none of a file that a process before us opened.
     pub(crate) fn opened(&self, handle: u64, id: FileId, how: OpenHow, ticket: Option<Ticket>) {
         let how = OpenHow::new(how.flags & !(libc::O_TRUNC | libc::O_CREAT | libc::O_EXCL));
         let mut state = self.lock();

@@ -363,7 +363,7 @@ impl CallInHand {
         let plan = plan::plan(&self.session, &self.cx, (row.intent, files), data_bytes).await?;
         if let Some(plan) = &plan {
             self.session.slots.intend(slot, sequence, OpRow::of(op).noted_as, &plan.intent);
-            // Nobody is told that it was not carried out: whoever serves the export next finds out.
+            // No client hears that the change was not carried out: the next server finds out.
             if !self.is_settled().await {
                 return Err(self.cx.cancelled());
             }

@@ -270,7 +270,7 @@ impl Look<'_> {
         Ok(plan)
     }
 
-    /// Nobody else changes the source either: when the copy is made again the source must be what
+    /// No other call changes the source either: when the copy is made again the source must be what
     /// it was. Open files, and offsets in them, are `from` and `to`.
     async fn copy(mut self, from: (u64, u64), to: (u64, u64), len_bytes: u64) -> Result<Plan> {
         let (source, target) = (self.file(from.0)?.id(), self.file(to.0)?.id());

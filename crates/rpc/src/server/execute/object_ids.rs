@@ -35,7 +35,7 @@ pub(super) async fn of(
     dray_rt::random_bytes(&mut new);
     match fs.setxattr(cx, id, OBJECT_ATTRIBUTE, &new, XattrSet::Create).await {
         Ok(()) => Ok(new.to_vec()),
-        // Another client was first.
+        // Another client has set the id first.
         Err(error) if error.errno() == Errno::EEXIST => fs.getxattr(cx, id, OBJECT_ATTRIBUTE).await,
         Err(error) => Err(error),
     }

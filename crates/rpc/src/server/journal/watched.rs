@@ -11,7 +11,7 @@ pub(crate) trait Watch: Send + Sync + 'static {
     fn keeps(&self) {}
     /// The answer of a change is noted.
     fn answers(&self) {}
-    /// Nobody uses the log of a session any more.
+    /// No session uses its log any more.
     fn lets_go(&self) {}
 }
 

@@ -73,7 +73,7 @@ impl Drop for Active<'_> {
         let mut state = self.recovery.lock();
         state.active -= 1;
         if self.begun.elapsed() >= state.lasts / SLOW_PART {
-            // Others had to wait with theirs.
+            // Other clients had to wait with theirs.
             state.latest = state.latest.max(Some(dray_rt::now() + state.lasts));
             state.prolong();
         }

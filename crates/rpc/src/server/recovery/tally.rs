@@ -14,7 +14,7 @@ pub struct RecoveryStatus {
     pub redone_bytes: u64,
     /// Losses that clients found and reported to their users.
     pub losses: u64,
-    /// Their data, as far as it was counted.
+    /// The data of these changes, as far as it was counted.
     pub lost_bytes: u64,
     /// Clients that did not come back: their losses are unknown.
     pub clients_missing: u64,

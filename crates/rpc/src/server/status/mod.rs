@@ -135,7 +135,7 @@ impl Inner {
         let (mut operations, mut subjects) = (Vec::new(), Vec::new());
         let all = lock(&self.running);
         let left_out = all.len().saturating_sub(OPERATIONS_MAX);
-        // Their numbers are in the order of their beginnings.
+        // The operations' numbers are in the order of their beginnings.
         for running in all.values().take(OPERATIONS_MAX) {
             let begin = subjects.len();
             if let Some(session) = sessions.get(&running.session) {
