@@ -2,17 +2,23 @@
 
 mod site;
 
+use std::collections::HashSet;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use dray_backends::memory::{MemoryFs, MemoryOptions};
-use dray_core::{Buf, BufMut, Context, CreateHow, Errno, FileSystem, Name, Op, OpenHow, Write};
-use dray_layers::placement::{Placement, parse_definitions};
+use dray_core::{
+    Admit, Buf, BufMut, Context, CreateHow, Errno, FileSystem, Name, ObservedCall, Op, OpenHow,
+    RequestId, Write,
+};
+use dray_layers::placement::{Placement, parse_definitions, placed_stack};
+use dray_layers::{Observed, Observer, Outcome};
 use dray_testkit::conformance::{OptionalFeatures, suite};
 use dray_testkit::fixture::{Ext4, Tmpfs, block_on, skipped_without_root};
 use dray_testkit::model::Quirks;
 
-use site::{agree, failing, generated, placed, posix};
+use site::{agree, connected, failing, generated, placed, placement_over, posix, server_of};
 
 const SERVERS: usize = 3;
 const STRIPED: &str = "layout = \"cluster-stripe\"\nstripe = \"4K\"";
@@ -164,6 +170,60 @@ fn a_sync_reaches_every_server_that_can_have_a_block() {
         });
         assert_eq!(outcome, if fails { Err(Errno::EIO) } else { Ok(()) }, "{layout_bytes}");
     }
+}
+
+/// Notes each change with its request.
+#[derive(Default)]
+struct Requests(Mutex<Vec<(RequestId, Op)>>);
+
+impl Observer for Requests {
+    fn admits(&self) -> bool {
+        false
+    }
+
+    fn admit<'a>(&'a self, _: &'a Context, _: &'a ObservedCall<'a>) -> Admit<'a> {
+        Admit::Now
+    }
+
+    fn done(&self, cx: &Context, call: &ObservedCall<'_>, _: Outcome<'_>, _: Duration) {
+        if matches!(call.op, Op::Create | Op::Setattr) {
+            self.0.lock().unwrap().push((cx.origin.request, call.op));
+        }
+    }
+}
+
+/// A mount daemon was killed between the making of a file and the cut of it. The next one took the answer to
+/// the cut for that to the making, and an application saw EPROTO.
+// proves: P141
+#[test]
+fn no_two_changes_of_a_request_at_one_server_have_the_same_number() {
+    let (mut cuts, mut all) = (0, HashSet::new());
+    block_on(async {
+        let servers = memory().into_iter().map(server_of).collect();
+        let mut sessions = connected(servers, 1).await.remove(0);
+        let requests: Vec<Arc<Requests>> = (0..SERVERS).map(|_| Arc::default()).collect();
+        for (session, requests) in sessions.iter_mut().zip(&requests) {
+            session.fs = Arc::new(Observed::new(session.fs.clone(), requests.clone()));
+        }
+        let placement = placement_over(SERVERS, LAYOUTS[0]);
+        let fs = placed_stack(placement, Arc::default(), sessions).fs;
+        let open = OpenHow::new(libc::O_WRONLY | libc::O_TRUNC);
+        let how = CreateHow { open, mode: 0o644, exclusive: false };
+        for number in 1..40_u64 {
+            let mut cx = Context::system();
+            cx.origin.request = RequestId(number);
+            let name = Name::new(format!("f{number}").as_bytes()).unwrap().to_owned();
+            let (_, file) = fs.create(&cx, fs.info().root, &name, how).await.unwrap();
+            file.close(&cx).await.unwrap();
+        }
+        for (server, requests) in requests.iter().enumerate() {
+            for (request, op) in requests.0.lock().unwrap().iter() {
+                cuts += usize::from(*op == Op::Setattr);
+                assert!(all.insert((server, *request)), "{server} {request:?} {op:?}");
+            }
+        }
+    });
+    assert!(cuts > 0);
 }
 
 fn striped_placement() -> Placement {
