@@ -7,7 +7,7 @@ use crate::report::table::figure;
 
 /// One line of a chart.
 pub struct Series {
-    /// Its name in the legend.
+    /// The name of the line in the legend.
     pub name: String,
     /// A value for each point of the chart; none: nothing was measured there.
     pub values: Vec<Option<f64>>,

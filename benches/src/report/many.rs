@@ -4,8 +4,8 @@ use crate::measure::Measure;
 use crate::report::Measures;
 use crate::report::table::{figure, figure_or_dash, markdown};
 
-/// What so many sessions get together of the server's disk, against what 4 get in the same run; the fairness
-/// of their shares; the memory of one at rest.
+/// The results. What so many sessions get together of the server's disk is a ratio to what 4 get in the same
+/// run. Beside it stand the fairness of the shares, and the memory of one session at rest.
 fn results(measures: &Measures) -> Vec<Measure> {
     let rate = |count: usize| format!("together_by{count}_mib_per_s");
     let of = |count: usize, metric: &str| measures.median(&format!("n{count}"), metric);

@@ -148,7 +148,7 @@ fn a_client_finds_the_names_of_directories_that_it_has_not_met() {
     });
 }
 
-/// It did not exist, or it was used at a server that is not its home, as if it had been removed.
+/// The file did not exist, or it was used at a server that is not its home, as if it had been removed.
 // proves: P157
 #[test]
 fn what_cannot_be_shown_to_its_home_is_stale_and_neither_absent_nor_used_elsewhere() {

@@ -38,8 +38,8 @@ impl PlacedServers {
     }
 
     /// Makes a call about `ids` at a server. If the server has not met one of them, it is told where the file
-    /// is, and the call is made again. Errors: `ESTALE` if the file has no longer the name that is known here;
-    /// unmet if no name is known of it or of a directory above.
+    /// is, and the call is made again. Errors: `ESTALE` if the file has no longer the name that is known here.
+    /// The error is unmet if no name is known of the file or of a directory above.
     pub(super) fn taught<'a, T: Send + 'a, const N: usize>(
         &'a self,
         cx: &'a Context,
