@@ -21,7 +21,7 @@ const FILL_BYTES: usize = 1 << 20;
 const CROWDS: [usize; 5] = [4, 20, 100, 1000, 10_000];
 /// How long they read, at least; and more for each of many, so that each has some reads to compare.
 const READ_FOR: Duration = Duration::from_secs(4);
-const READ_FOR_EACH: Duration = Duration::from_millis(2);
+const READ_FOR_EACH: Duration = Duration::from_millis(4);
 
 impl Many {
     /// Rates and shares of each number of clients.
