@@ -59,11 +59,24 @@ pub struct ServerNames<'a> {
 /// The projections in `file`. Errors: all that is wrong in it.
 pub fn definitions_in(file: &Path) -> Result<Vec<Definition>, Failure> {
     let text = config::read_text(file, "projections")?;
-    parse_definitions(&text).map_err(|errors| {
+    let definitions = parse_definitions(&text).map_err(|errors| {
         let line = |error: &DefinitionError| format!("{}: {error}", file.display());
         Failure::usage(errors.iter().map(line).collect::<Vec<_>>().join("\n"))
-    })
+    })?;
+    // As in a text for clients, who need no more.
+    if let Some(lost) = definitions.iter().find(|one| one.failover && one.cluster.is_none()) {
+        return Err(Failure::usage(format!(
+            "{}: projection `{}`: failover needs a table [cluster] with etcd = [\"http://HOST\"]",
+            file.display(),
+            lost.name
+        )));
+    }
+    Ok(definitions)
 }
+
+/// The answer to a server of a projection with failover.
+const NOT_SERVED: &str = "this version of dray does not move the share of a dead server to others; say \
+                          failover = false, and clients wait until the server is back";
 
 /// The exports of the projections in `file` that this server is a part of. Errors: anything is wrong
 /// in it, or the server is in none of them.
@@ -74,6 +87,9 @@ pub fn exports_of(file: &Path, names: ServerNames<'_>) -> Result<Vec<ExportPlan>
     for definition in &definitions {
         let name = &definition.name;
         let of = |what: String| Failure::usage(format!("{shown}: projection `{name}`: {what}"));
+        if definition.failover {
+            return Err(of(NOT_SERVED.to_owned()));
+        }
         let Some(position) = names.position_in(definition).map_err(of)? else { continue };
         exports.push(export_of(definition, position).map_err(of)?);
     }
@@ -250,5 +266,7 @@ mod tests {
         let said = replaced("io2", "io1").unwrap_err();
         assert!(said.contains("is there twice"), "{said}");
         assert!(exports("", None, &[]).unwrap_err().contains("there is no [projection.NAME]"));
+        let said = exports(&format!("{THREE}failover = true"), Some("tcp://io1"), &[]).unwrap_err();
+        assert!(said.contains("failover needs a table [cluster]"), "{said}");
     }
 }

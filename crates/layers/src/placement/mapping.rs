@@ -191,7 +191,9 @@ mod tests {
             meta_hash: HashKind::Rendezvous,
             spread_creates: false,
             atomic: false,
+            failover: false,
             export: toml::Table::new(),
+            cluster: None,
         }
     }
 

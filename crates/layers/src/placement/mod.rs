@@ -6,6 +6,7 @@
 //! the same for a front end. [`OwnDisksFs`] and [`own_disks_stack`] are those over servers with their own
 //! disks.
 
+mod cluster;
 mod definition;
 mod file;
 mod fs;
@@ -19,6 +20,7 @@ mod places;
 mod session;
 mod striped;
 
+pub use cluster::{ClusterOptions, FAILOVER_SERVERS_MAX};
 pub use definition::{Definition, HashKind, Layout};
 pub use fs::PlacedFs;
 pub use mapping::{Placement, ServerIndex};
