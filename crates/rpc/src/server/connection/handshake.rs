@@ -24,7 +24,7 @@ use crate::wire::{
 };
 
 /// The newest version that both ends speak.
-fn agree((client_min, client_max): (u16, u16)) -> Result<u16, Refused> {
+pub(super) fn agree((client_min, client_max): (u16, u16)) -> Result<u16, Refused> {
     let version = client_max.min(VERSION_MAX);
     if version >= VERSION_MIN.max(client_min) {
         return Ok(version);

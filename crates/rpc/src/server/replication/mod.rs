@@ -9,6 +9,7 @@
 mod entry;
 mod journal;
 mod lease;
+mod link;
 mod membership;
 mod registry;
 mod replica;
@@ -16,6 +17,7 @@ mod slice;
 mod stream;
 
 pub use lease::ServingLease;
+pub use link::WireLink;
 pub use membership::{Membership, Revision, ServerNumber, SliceChange, SliceState};
 pub use registry::{MemoryRegistry, RegistryMember};
 pub use replica::{JournalReplica, ReplicaRefusal};
