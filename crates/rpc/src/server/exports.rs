@@ -49,7 +49,11 @@ impl Exports {
     /// lasts: each has a part of `pool` to itself.
     pub(crate) fn new<'a>(names: impl Iterator<Item = &'a str>, pool: &BufferPool) -> Exports {
         let names: Vec<String> = names.map(str::to_owned).collect();
-        let pools = pool.divide(names.len());
+        // One alone starves nobody. A slice has its export opened many times from one pool.
+        let pools = match names.len() {
+            1 => vec![pool.clone()],
+            count => pool.divide(count),
+        };
         Exports { pools: names.into_iter().zip(pools).collect(), state: Mutex::default() }
     }
 

@@ -61,6 +61,10 @@ fn misplaced(export: &Export, fingerprint: u64) -> Refused {
             "export `{name}` is no projection any more, as which it was mounted: unmount, and mount \
              again"
         ),
+        (Some(_), _) if export.definition_only && fingerprint == export.fingerprint() => format!(
+            "projection `{name}` has failover, and this client does not know the slices of one: use a \
+             newer dray to mount it"
+        ),
         (Some(_), 0) => format!(
             "export `{name}` is a projection over several servers, whose definition this client does \
              not ask for: use a newer dray to mount it"
@@ -202,7 +206,7 @@ impl ServerSink {
         };
         let known = self.server.resume(proof.session, export, right);
         let known = known.map_err(HandshakeError::Refused)?;
-        if proof.definition != export.fingerprint() {
+        if proof.definition != export.fingerprint() || export.definition_only {
             let refused = misplaced(export, proof.definition);
             // The client does not come back, and others need not wait for what it had.
             known.map(|session| self.server.end(session));
