@@ -7,6 +7,7 @@
 //! [`SliceServer`] drives one slice at one server. docs/adr/0042-failover.md has the reasons.
 
 mod entry;
+mod hand_over;
 mod journal;
 mod lease;
 mod link;
@@ -16,9 +17,10 @@ mod replica;
 mod slice;
 mod stream;
 
+pub use hand_over::HandOverRefusal;
 pub use lease::ServingLease;
 pub use link::WireLink;
-pub use membership::{Membership, Revision, ServerNumber, SliceChange, SliceState};
+pub use membership::{Membership, PageCacheId, Revision, ServerNumber, SliceChange, SliceState};
 pub use registry::{MemoryRegistry, RegistryMember};
 pub use replica::{JournalReplica, ReplicaRefusal};
 pub use slice::{ReplicaLink, SliceOptions, SliceServer};
