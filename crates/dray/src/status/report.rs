@@ -15,6 +15,7 @@ use crate::mount::flusher;
 use crate::mount::mount_table::MountInfo;
 use crate::serve::export_state::{DirectoryState, ExportState};
 use crate::serve::slices::SlicesByProjection;
+use crate::status::servers::servers;
 
 /// What is said of a server beside what it says itself.
 pub struct ServerReport {
@@ -211,9 +212,10 @@ impl MountReport {
         self.known.now_at().display().to_string()
     }
 
-    /// Of each session, in the order of the projection's servers.
+    /// Of each session that has begun, in the order of the projection's servers.
     pub fn sessions(&self) -> Vec<SessionStatus> {
-        self.session.sessions().iter().map(|session| session.status()).collect()
+        let begun = self.session.sessions().iter().filter(|session| session.has_begun());
+        begun.map(|session| session.status()).collect()
     }
 
     /// What may not be on media at any server.
@@ -257,7 +259,7 @@ impl MountReport {
                 "name": projection.definition.name,
                 "layout": projection.definition.layout.to_string(),
                 "definition": format!("{:016x}", projection.definition.fingerprint()),
-                "servers": with_shares(sessions.chunks(1).map(server).collect()),
+                "servers": servers(projection, &self.session),
             })),
             "process": { "copied_bytes": dray_core::copied_bytes() },
             "unsynced": unsynced(&UnsyncedStatus::sum(sessions.iter().map(|one| &one.unsynced))),
@@ -269,18 +271,8 @@ impl MountReport {
     }
 }
 
-/// How evenly load lies: each server of a projection with its part of all calls, per cent.
-fn with_shares(mut servers: Vec<Value>) -> Vec<Value> {
-    let calls = |server: &Value| server["calls"].as_f64().unwrap_or(0.0);
-    let all = servers.iter().map(calls).sum::<f64>().max(1.0);
-    for server in &mut servers {
-        server["calls_percent"] = json!((calls(server) * 1000.0 / all).round() / 10.0);
-    }
-    servers
-}
-
 /// What is said of the sessions of a mount: of one, or of all servers of a projection together.
-fn server(sessions: &[SessionStatus]) -> Value {
+pub(super) fn server(sessions: &[SessionStatus]) -> Value {
     let of_channels = |count: fn(&ChannelStats) -> u64| {
         sessions.iter().flat_map(|session| &session.channels).map(count).sum::<u64>()
     };

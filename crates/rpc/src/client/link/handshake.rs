@@ -10,6 +10,7 @@ use dray_fabric::{Connection, Sink};
 use dray_rt::random_bytes;
 use dray_rt::sync::oneshot;
 
+use super::addresses::AddressIndex;
 use super::connecting::key_of;
 use super::reestablish::Reestablish;
 use super::server_identity::{ServerIdentity, SessionState, WelcomeNews};
@@ -42,6 +43,8 @@ pub(super) struct LinkSink {
     link: Arc<Link>,
     channel: Arc<Channel>,
     connection: Arc<dyn Connection>,
+    /// Which of the session's servers it leads to.
+    address: AddressIndex,
     stage: Stage,
     features: u64,
     /// The state of server and session, as we knew it when we asked for the session.
@@ -65,7 +68,7 @@ impl LinkSink {
     pub(super) fn new(
         link: Arc<Link>,
         channel: Arc<Channel>,
-        connection: Arc<dyn Connection>,
+        (connection, address): (Arc<dyn Connection>, AddressIndex),
         replaces: u64,
         tell: Option<oneshot::Sender<HandshakeOutcome>>,
     ) -> LinkSink {
@@ -74,6 +77,7 @@ impl LinkSink {
             receiver: ReplyReceiver(channel.clone()),
             channel,
             connection,
+            address,
             stage: Stage::Begin,
             features: 0,
             asked: SessionState::default(),
@@ -199,6 +203,7 @@ impl LinkSink {
             self.decline(&welcome);
             return Ok(());
         };
+        self.link.addresses.welcomed(self.address);
         self.number = welcome.connection;
         self.stage = Stage::Serving;
         self.settled = None;
@@ -268,7 +273,7 @@ impl LinkSink {
     }
 
     fn failed(&mut self, error: HandshakeError) -> io::Error {
-        let target = self.link.connector.target();
+        let target = self.link.addresses.connector(self.address).target();
         self.failure = Some(match error {
             // Nothing is believed of a server that has not proven itself.
             HandshakeError::Refused(Refused { definition, .. })
