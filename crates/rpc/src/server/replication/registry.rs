@@ -97,6 +97,10 @@ impl Membership for RegistryMember {
         self.registry.lock().is_member(server)
     }
 
+    fn is_drained(&self, _: ServerNumber) -> bool {
+        false
+    }
+
     fn slice<'a>(&'a self, name: &'a str) -> Fut<'a, io::Result<Option<(SliceState, Revision)>>> {
         Box::pin(self.registry.call(|state| state.slices.get(name).copied()))
     }
