@@ -284,6 +284,10 @@ impl ExportOpener {
                 .descriptor_store
                 .clone()
                 .map(|descriptor_store| descriptor_store as Arc<dyn DescriptorStore>),
+            keeps_removed: plan
+                .projection
+                .as_ref()
+                .is_some_and(|projection| projection.definition.failover),
             open_descriptors_max: self.descriptors.files_of_each,
             inode_cache_max: self.descriptors.inodes_of_each,
             on_death: Arc::new(on_death),

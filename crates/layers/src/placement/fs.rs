@@ -113,11 +113,33 @@ impl PlacedServers {
         moved
     }
 
-    /// Has the home of `file` see that the server `removing` has taken a name from it. Without a name its
-    /// home frees its space, or keeps it for the clients that have it open.
-    async fn show_removed(&self, cx: &Context, file: Option<FileId>, removing: SliceIndex) {
-        if let Some(id) = file.filter(|id| self.slices.home(*id) != removing) {
-            let _ = self.getattr(cx, id).await; // ESTALE if nobody has it open
+    /// The server that takes a name away, which `file` may lose: that of the name. With failover it is the
+    /// file's home. Only that one knows whether the file is open, and has to be kept for its successor.
+    fn removing(&self, named: SliceIndex, file: Option<FileId>) -> SliceIndex {
+        match file {
+            Some(id) if self.slices.placement().fails_over() && !self.learn() => {
+                self.slices.home(id)
+            }
+            _ => named,
+        }
+    }
+
+    /// Has the home of `file`, and the server of the name, see that the server `removing` has taken the name
+    /// from it. Without a name the home frees its space, or keeps it for the clients that have it open.
+    async fn show_removed(
+        &self,
+        cx: &Context,
+        file: Option<FileId>,
+        (removing, named): (SliceIndex, SliceIndex),
+    ) {
+        let Some(id) = file else { return };
+        let home = self.slices.home(id);
+        // ESTALE if nobody has it open.
+        if home != removing {
+            let _ = self.getattr(cx, id).await;
+        }
+        if named != removing {
+            let _ = self.taught(cx, (named, [id]), || self.at(named).getattr(cx, id)).await;
         }
     }
 
@@ -349,15 +371,16 @@ impl FileSystem for PlacedFs {
     ) -> Fut<'a, Result<()>> {
         Box::pin(async move {
             let cx = &cx.in_steps();
-            let at = self.shared.slices.name(dir, name);
+            let named = self.shared.slices.name(dir, name);
             let file = match kind {
                 RemoveKind::File => self.shared.file_named(cx, (dir, name)).await,
                 RemoveKind::Directory => None,
             };
             let shared = &*self.shared;
+            let at = shared.removing(named, file);
             let remove = || shared.at(at).remove(cx, dir, name, kind);
             shared.taught(cx, (at, [dir]), remove).await?;
-            self.shared.show_removed(cx, file, at).await;
+            shared.show_removed(cx, file, (at, named)).await;
             Ok(())
         })
     }
@@ -373,16 +396,17 @@ impl FileSystem for PlacedFs {
     ) -> Fut<'a, Result<()>> {
         Box::pin(async move {
             let cx = &cx.in_steps();
-            let at = self.shared.slices.name(from.0, from.1);
+            let named = self.shared.slices.name(from.0, from.1);
             let replaced = match how {
                 RenameHow::Replace => self.shared.file_named(cx, to).await,
                 RenameHow::NoReplace | RenameHow::Exchange => None,
             };
             let shared = &*self.shared;
+            let at = shared.removing(named, replaced);
             let moved = shared.about_to_move(cx, at, (from, to), how).await;
             let rename = || shared.at(at).rename(cx, from, to, how);
             shared.taught(cx, (at, [from.0, to.0]), rename).await?;
-            shared.show_removed(cx, replaced, at).await;
+            shared.show_removed(cx, replaced, (at, named)).await;
             for moved in moved {
                 shared.show_renamed(cx, moved, at).await;
             }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use dray_core::{Errno, Error, FsInfo, NodeId, Result};
+use dray_core::{Context, Errno, Error, FsInfo, NodeId, Result};
 use dray_fabric::Connect;
 
 use crate::auth::Key;
@@ -17,6 +17,7 @@ use crate::client::durability::UnsyncedStatus;
 use crate::client::link::{Link, ServerEnd};
 use crate::client::memory::SessionMemory;
 use crate::client::open_ahead::OpenAheadStats;
+use crate::client::slots::ReplaySlot;
 use crate::wire::NotifyHead;
 
 /// Connections that one mount makes to one server at most; further threads share.
@@ -372,6 +373,14 @@ impl ClientSession {
             }
         }
         Ok(())
+    }
+
+    /// See [`Link::take_slot`]. The server grants slots when the session begins.
+    pub(crate) async fn take_slot(self: &Arc<ClientSession>, cx: &Context) -> Result<ReplaySlot> {
+        if self.begins_with_use() {
+            self.channel()?;
+        }
+        self.link.take_slot(cx).await
     }
 
     /// The first call of this thread: its first channel. That of the session is made where the session
