@@ -10,6 +10,7 @@ mod entry;
 mod hand_over;
 mod journal;
 mod lease;
+mod link;
 mod membership;
 mod registry;
 mod replica;
@@ -18,6 +19,7 @@ mod stream;
 
 pub use hand_over::HandOverRefusal;
 pub use lease::ServingLease;
+pub use link::WireLink;
 pub use membership::{Membership, PageCacheId, Revision, ServerNumber, SliceChange, SliceState};
 pub use registry::{MemoryRegistry, RegistryMember};
 pub use replica::{JournalReplica, ReplicaRefusal};

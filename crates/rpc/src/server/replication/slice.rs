@@ -131,6 +131,12 @@ impl SliceServer {
         self.lock().serves
     }
 
+    /// Whether this process has come so far that what its machine had lost before stands in the
+    /// membership, or does not matter any more.
+    pub fn has_begun(&self) -> bool {
+        self.lock().began
+    }
+
     /// Whether this server is the slice's home.
     pub fn is_home(&self) -> bool {
         self.slice.is_home
