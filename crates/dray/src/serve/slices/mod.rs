@@ -50,10 +50,7 @@ impl SlicePair {
     fn all_of(me: usize, servers: usize) -> impl Iterator<Item = SlicePair> {
         let others = (0..servers).filter(move |other| *other != me);
         others.flat_map(move |other| {
-            [
-                SlicePair { home: me, successor: other },
-                SlicePair { home: other, successor: me },
-            ]
+            [SlicePair { home: me, successor: other }, SlicePair { home: other, successor: me }]
         })
     }
 

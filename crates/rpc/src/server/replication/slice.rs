@@ -218,11 +218,12 @@ impl SliceServer {
     /// Serves the slice until another server does, or the lease ends.
     async fn lead(&self, state: SliceState, revision: Revision) {
         let lease = self.slice.membership.lease();
+        let era = lease.era();
         let Some(leading) = self.enter(state, revision).await else { return };
         // Not given up half way: it calls the file system. It ends by itself when the lease does.
         let opened = self.open(&leading).await;
         let deposed = match opened {
-            Ok(()) => race(lease.lapsed(), self.serve(&leading)).await,
+            Ok(()) => race(lease.lapsed(era), self.serve(&leading)).await,
             Err(ExportLost) => None,
         };
         if deposed.is_none() {
