@@ -38,9 +38,15 @@ pub struct ServedSlice {
     pub slice: SliceServer,
     port: ReplicaPort,
     other: ServerNumber,
+    name: String,
 }
 
 impl ServedSlice {
+    /// Of its export.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Serves a connection by which the other server brings notes.
     pub async fn take_notes(&self, connection: Arc<dyn Connection>, admission: Admission) {
         self.port.serve(self.slice.replica(), connection, admission).await;
@@ -82,7 +88,8 @@ impl RunningSlices {
             drop(ended);
         };
         let thread = std::thread::Builder::new().name("dray-slices".into()).spawn(drive);
-        thread.doing(|| format!("cannot start the thread of the slices of `{}`", definition.name))?;
+        thread
+            .doing(|| format!("cannot start the thread of the slices of `{}`", definition.name))?;
         Ok(running)
     }
 
@@ -132,7 +139,9 @@ impl RunningSlices {
     /// This server answers no more, and is no member.
     async fn give_up(&self) {
         if let Err(error) = self.membership.leave().await {
-            log::warn!("etcd does not hear that this server leaves ({error}): others take over later");
+            log::warn!(
+                "etcd does not hear that this server leaves ({error}): others take over later"
+            );
         }
     }
 
@@ -195,7 +204,7 @@ fn begin_slice(
         link: Arc::new(WireLink::new(name, way, terms.clone())),
     });
     let port = ReplicaPort::new(name, terms);
-    Ok((Arc::new(ServedSlice { slice, port, other }), boot))
+    Ok((Arc::new(ServedSlice { slice, port, other, name: name.to_owned() }), boot))
 }
 
 /// Where a slice keeps its sessions.
