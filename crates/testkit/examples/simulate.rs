@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use dray_core::Op;
 use dray_rpc::server::Sabotage;
-use dray_testkit::simulator::{self, FaultCounts, PowerKind, RunFailure, WorkloadKind};
+use dray_testkit::simulator::{self, FaultCounts, PairKind, PowerKind, RunFailure, WorkloadKind};
 
 /// Lists are of what there is: one that was kept by hand had left a kind out.
 fn usage() -> String {
@@ -17,7 +17,7 @@ fn usage() -> String {
     let of_operations = ["reply-cache[/OP]", "intents[/OP]", "forgotten/OP"];
     let sabotages = of_operations.into_iter().chain(SABOTAGES.iter().map(|(name, _)| *name));
     format!(
-        "simulate [--seeds A..B] [--minutes N] [--work KIND] [--power] [--cut] [--break WHAT] [--log]
+        "simulate [--seeds A..B] [--minutes N] [--work KIND] [--power] [--cut] [--pair WHERE] [--break WHAT] [--log]
 
 --seeds A..B   runs these seeds; default 0..2000
 --minutes N    runs seeds from A on until so many minutes are over
@@ -27,6 +27,8 @@ fn usage() -> String {
                {}
 --power        the server's machine loses power
 --cut          the server dies all the time; with --work, leaving excepted
+--pair WHERE   two servers take over from each other, and die all the time; with --work; they are
+               on one machine (onemachine) or on two (twomachines)
 --break WHAT   breaks a promise of the server: some seed must fail, of the work or the losses
                of power that need it:
                {}
@@ -63,10 +65,11 @@ struct Wanted {
     work: Option<String>,
     power: bool,
     cut: bool,
+    pair: Option<PairKind>,
     log: bool,
 }
 
-const SABOTAGES: [(&str, Sabotage); 20] = [
+const SABOTAGES: [(&str, Sabotage); 21] = [
     ("fence", Sabotage::Fence),
     ("locks", Sabotage::Locks),
     ("closes", Sabotage::Closes),
@@ -87,6 +90,7 @@ const SABOTAGES: [(&str, Sabotage); 20] = [
     ("notifications", Sabotage::Notifications),
     ("evictions", Sabotage::Evictions),
     ("named", Sabotage::Named),
+    ("shipping", Sabotage::Shipping),
 ];
 
 /// What is called so, of an operation or as a whole.
@@ -122,12 +126,14 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Wanted> {
         work: None,
         power: false,
         cut: false,
+        pair: None,
         log: false,
     };
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--power" => wanted.power = true,
             "--cut" => wanted.cut = true,
+            "--pair" => wanted.pair = Some(kind(&PairKind::ALL, &arguments.next()?)?),
             "--log" => wanted.log = true,
             "--work" => wanted.work = Some(arguments.next()?),
             "--seeds" => {
@@ -150,7 +156,8 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Wanted> {
         true => kind(&PowerKind::ALL, work).is_some(),
         false => work_kind(work).is_some() || work == LEAVING && !wanted.cut,
     });
-    (known && (!wanted.cut || !wanted.power && wanted.work.is_some())).then_some(wanted)
+    let special = wanted.cut || wanted.pair.is_some();
+    (known && (!special || !wanted.power && wanted.work.is_some())).then_some(wanted)
 }
 
 fn work_kind(name: &str) -> Option<WorkloadKind> {
@@ -170,6 +177,9 @@ fn run(wanted: &Wanted, seed: u64) -> Result<FaultCounts, RunFailure> {
         }
     } else {
         match work.and_then(work_kind) {
+            Some(kind) if let Some(pair) = wanted.pair => {
+                simulator::run_takeovers(pair, kind, seed, sabotage)
+            }
             Some(kind) if wanted.cut => simulator::run_cut_short(kind, seed, sabotage),
             Some(kind) => simulator::run_of(kind, seed, sabotage),
             None => simulator::run(seed, sabotage),
@@ -207,6 +217,9 @@ fn again(wanted: &Wanted) -> String {
     let mut text = String::new();
     for (given, option) in [(wanted.power, "--power "), (wanted.cut, "--cut ")] {
         text += if given { option } else { "" };
+    }
+    if let Some(pair) = &wanted.pair {
+        text += &format!("--pair {} ", name(pair));
     }
     if let Some(work) = &wanted.work {
         text += &format!("--work {work} ");

@@ -1,7 +1,7 @@
 //! Two servers of one slice, of which one dies all the time and the other one takes over.
 
 use dray_rpc::server::Sabotage;
-use dray_testkit::simulator::{WorkloadKind, run_takeovers};
+use dray_testkit::simulator::{PairKind, WorkloadKind, run_takeovers};
 
 /// Seeds of each kind of work.
 const SEEDS: u64 = 6;
@@ -17,7 +17,7 @@ fn what_a_server_leaves_its_backup_goes_on_with() {
     for kind in kinds {
         let mut takeovers = 0;
         for seed in 0..SEEDS {
-            let ran = run_takeovers(kind, seed, None);
+            let ran = run_takeovers(PairKind::TwoMachines, kind, seed, None);
             takeovers += ran.unwrap_or_else(|failure| panic!("{kind:?}: {failure}")).takeovers;
         }
         assert!(takeovers >= SEEDS, "{kind:?}: only {takeovers} takeovers");
@@ -28,8 +28,14 @@ fn what_a_server_leaves_its_backup_goes_on_with() {
 fn a_change_that_is_made_before_the_backup_has_its_intent_is_noticed() {
     // Of seeds that are well without it.
     let shows = |seed: &u64| {
-        let broken = run_takeovers(WorkloadKind::Append, *seed, Some(Sabotage::Shipping));
-        broken.is_err() && run_takeovers(WorkloadKind::Append, *seed, None).is_ok()
+        let broken = run_takeovers(
+            PairKind::TwoMachines,
+            WorkloadKind::Append,
+            *seed,
+            Some(Sabotage::Shipping),
+        );
+        broken.is_err()
+            && run_takeovers(PairKind::TwoMachines, WorkloadKind::Append, *seed, None).is_ok()
     };
     assert!((0..BROKEN_SEEDS).any(|seed| shows(&seed)), "nobody shows it");
 }

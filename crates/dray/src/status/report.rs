@@ -14,12 +14,14 @@ use serde_json::{Value, json};
 use crate::mount::flusher;
 use crate::mount::mount_table::MountInfo;
 use crate::serve::export_state::{DirectoryState, ExportState};
+use crate::serve::slices::SlicesByProjection;
 use crate::status::servers::servers;
 
 /// What is said of a server beside what it says itself.
 pub struct ServerReport {
     pub server: Server,
     pub exports: Vec<Arc<ExportState>>,
+    pub slices: SlicesByProjection,
     pub listen: Vec<String>,
     pub state: PathBuf,
     pub threads: usize,
@@ -31,9 +33,31 @@ fn seconds(time: Duration) -> f64 {
 }
 
 impl ServerReport {
+    /// Of all exports, and of the slices that are served here.
+    pub fn servers(&self) -> Vec<Server> {
+        let slices = self.slices.values().flat_map(|slices| slices.servers());
+        std::iter::once(self.server.clone()).chain(slices).collect()
+    }
+
+    /// Of all of them.
+    pub fn status(&self) -> ServerStatus {
+        let slices = self.slices.values().flat_map(|slices| slices.servers());
+        slices.fold(self.server.status(), |all, server| all.and(server.status()))
+    }
+
+    async fn status_with_paths(&self) -> ServerStatus {
+        let mut all = self.server.status_with_paths().await;
+        let slices = self.slices.values().flat_map(|slices| slices.servers());
+        let asked = slices.map(|server| async move { server.status_with_paths().await });
+        for status in dray_rt::join_all(asked.map(|one| Box::pin(one) as dray_core::Fut<'_, _>).collect()).await {
+            all = all.and(status);
+        }
+        all
+    }
+
     /// The whole status.
     pub async fn json(&self) -> Value {
-        let status = self.server.status_with_paths().await;
+        let status = self.status_with_paths().await;
         json!({
             "kind": "server",
             "version": env!("CARGO_PKG_VERSION"),
@@ -147,7 +171,7 @@ impl ServerReport {
     pub fn sessions_of(&self, who: &str) -> Vec<u64> {
         let number = u64::from_str_radix(who, 16).ok();
         let means = |session: u64, host: &str| Some(session) == number || host == who;
-        let clients = self.server.status().clients;
+        let clients = self.status().clients;
         let meant = clients.iter().filter(|client| means(client.session, &client.host));
         meant.map(|client| client.session).collect()
     }

@@ -69,6 +69,9 @@ pub struct Export {
     /// The definition of the projection of which the export is a part. A client that places by
     /// another one is refused. None: it is no part of any.
     pub definition: Option<Arc<ExportDefinition>>,
+    /// Clients get the definition here and nothing else: the files are those of other exports, the slices
+    /// of the projection.
+    pub definition_only: bool,
     /// Whether the export has the names of a projection whose data are at other servers. Then it
     /// gives files ids of their data.
     pub gives_object_ids: bool,
@@ -116,6 +119,7 @@ impl Export {
             squashes: false,
             writes_late: false,
             definition: None,
+            definition_only: false,
             gives_object_ids: false,
             ranges: Arc::default(),
             recovery_window: RecoveryWindow::default(),

@@ -46,10 +46,14 @@ struct Place {
 
 impl Exports {
     /// None of them is open. The calls of one that hangs hold their buffers as long as that
-    /// lasts: each has a part of `pool` to itself.
+    /// lasts: each has a part of `pool` to itself. A single one has `pool` as it is: a slice is served
+    /// by one server after the other, and a pool can be divided once.
     pub(crate) fn new<'a>(names: impl Iterator<Item = &'a str>, pool: &BufferPool) -> Exports {
         let names: Vec<String> = names.map(str::to_owned).collect();
-        let pools = pool.divide(names.len());
+        let pools = match names.len() {
+            1 => vec![pool.clone()],
+            count => pool.divide(count),
+        };
         Exports { pools: names.into_iter().zip(pools).collect(), state: Mutex::default() }
     }
 
@@ -166,4 +170,24 @@ impl Exports {
 pub(crate) fn not_open(name: &str) -> Refused {
     let what = "is not open yet: `dray status` on the server's machine says since when";
     refused(Errno::EAGAIN, format!("export `{name}` {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each server that a slice had had set half of the memory aside for itself: the third one had
+    /// none, and reads waited for ever.
+    #[test]
+    fn servers_of_one_export_that_follow_each_other_have_the_same_memory() {
+        const LIMIT_BYTES: usize = 8 << 20;
+        let pool = BufferPool::new(LIMIT_BYTES, 0);
+        let mut last = None;
+        for _ in 0..4 {
+            last = Some(Exports::new(["data"].into_iter(), &pool));
+        }
+        let end = last.and_then(|exports| exports.pool("data")).expect("it is awaited");
+        let taken: Vec<_> = std::iter::from_fn(|| end.get(1 << 20)).collect();
+        assert_eq!(taken.len(), LIMIT_BYTES >> 20);
+    }
 }

@@ -31,7 +31,7 @@ mod tickets;
 mod watchers;
 mod withdrawal;
 
-pub use connection::{Admission, wanted_export};
+pub use connection::{Admission, ReplicaPort, ReplicaTerms, wanted_export, wanted_slice};
 pub use export::{Allow, Export, ExportDefinition};
 pub use forwarding::ForwardingNodes;
 pub use journal::file::FileJournal;
@@ -42,8 +42,9 @@ pub use journal::{
 pub use options::{ServerOptions, StateLoss};
 pub use recovery::tally::RecoveryStatus;
 pub use replication::{
-    JournalReplica, Membership, MemoryRegistry, RegistryMember, ReplicaLink, ReplicaRefusal,
-    Revision, ServerNumber, ServingLease, SliceChange, SliceOptions, SliceServer, SliceState,
+    HandOverRefusal, JournalReplica, Membership, MemoryRegistry, PageCacheId, RegistryMember,
+    ReplicaLink, ReplicaRefusal, Revision, ServerNumber, ServingLease, SliceChange, SliceOptions,
+    SliceServer, SliceState, WireLink,
 };
 #[cfg(feature = "sabotage")]
 pub use sabotage::Sabotage;

@@ -18,7 +18,7 @@ use dray_rpc::server::{
 };
 use dray_rt::{ExecutorHandle, Scope};
 
-use super::pair::ServerPair;
+use super::pair::{PairKind, ServerPair};
 use crate::fixture::TempDir;
 
 /// The server's name on the network.
@@ -80,7 +80,7 @@ impl ServerMachine {
         sabotage: Option<Sabotage>,
         slow: Option<(u64, Duration)>,
     ) -> ServerMachine {
-        ServerMachine::of(network, sabotage, slow, None, false)
+        ServerMachine::of(network, sabotage, slow, None, None)
     }
 
     /// The same, whose server reads ahead and merges writes. Their data outlive it in `merging`.
@@ -90,7 +90,7 @@ impl ServerMachine {
         slow: Option<(u64, Duration)>,
         merging: Option<TempDir>,
     ) -> ServerMachine {
-        ServerMachine::of(network, sabotage, slow, merging, false)
+        ServerMachine::of(network, sabotage, slow, merging, None)
     }
 
     /// Two of them, of which one serves and the other one takes over.
@@ -98,8 +98,9 @@ impl ServerMachine {
         network: &Network,
         sabotage: Option<Sabotage>,
         slow: Option<(u64, Duration)>,
+        kind: PairKind,
     ) -> ServerMachine {
-        ServerMachine::of(network, sabotage, slow, None, true)
+        ServerMachine::of(network, sabotage, slow, None, Some(kind))
     }
 
     fn of(
@@ -107,14 +108,14 @@ impl ServerMachine {
         sabotage: Option<Sabotage>,
         slow: Option<(u64, Duration)>,
         merging: Option<TempDir>,
-        are_two: bool,
+        pair: Option<PairKind>,
     ) -> ServerMachine {
         let disk = Arc::new(MemoryDisk::new(MemoryOptions {
             root_mode: 0o777,
             read_pause: Some(READ_PAUSE),
             ..MemoryOptions::default()
         }));
-        let pair = are_two.then(|| ServerPair::new(network, disk.clone(), sabotage, slow));
+        let pair = pair.map(|kind| ServerPair::new(network, disk.clone(), sabotage, slow, kind));
         ServerMachine(Arc::new(Inner {
             network: network.clone(),
             disk,

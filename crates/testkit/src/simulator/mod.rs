@@ -35,6 +35,7 @@ use work::Workload;
 pub use faults::FaultCounts;
 pub use history::{HistoryEvent, RegisterOp, linearizable, linearizable_from};
 pub use leaving::run_leaving;
+pub use pair::PairKind;
 pub use power::{run_power_loss, run_power_losses, run_power_losses_merging, run_power_losses_of};
 pub use work::{PowerKind, WorkloadKind};
 
@@ -137,11 +138,12 @@ pub fn run_merging(
 
 /// As [`run_of`], with two servers that die all the time, and take over from each other.
 pub fn run_takeovers(
+    pair: PairKind,
     kind: WorkloadKind,
     seed: u64,
     sabotage: Option<Sabotage>,
 ) -> Result<RunReport, RunFailure> {
-    run_planned(seed, sabotage, |seed| RunPlan { kind, ..RunPlan::of_pair(seed) })
+    run_planned(seed, sabotage, |seed| RunPlan { kind, ..RunPlan::of_pair(seed, pair) })
 }
 
 fn run_planned(
@@ -182,8 +184,8 @@ async fn simulate(plan: &RunPlan, sabotage: Option<Sabotage>) -> Outcome<RunRepo
     let network = Network::new();
     let merging = plan.merges.then(|| TempDir::new("merging").expect("a directory"));
     let machine = match plan.pair {
-        true => ServerMachine::pair(&network, sabotage, plan.slow),
-        false => ServerMachine::with(&network, sabotage, plan.slow, merging),
+        Some(kind) => ServerMachine::pair(&network, sabotage, plan.slow, kind),
+        None => ServerMachine::with(&network, sabotage, plan.slow, merging),
     };
     machine.start().await;
     let work = plan.kind.work(plan.clients);
@@ -196,7 +198,8 @@ async fn simulate(plan: &RunPlan, sabotage: Option<Sabotage>) -> Outcome<RunRepo
     let gone = u64::from(crashed.is_some());
     let (evictions, crashes) = if plan.evicts() { (gone, 0) } else { (0, gone) };
     let faults = FaultCounts::of(&world.machine, world.network.counts(), (crashes, evictions));
-    check::after(&mut world, crashed).await?;
+    let checked = timeout(TIME_MAX, check::after(&mut world, crashed)).await;
+    checked.map_err(|_| format!("the checks do not end: {}", world.standstill()))??;
     let takeovers = world.machine.as_pair().map_or(0, pair::ServerPair::takeovers);
     Ok(RunReport {
         work: world.work.name(),
@@ -219,7 +222,7 @@ impl World {
     }
 
     async fn add_client(&mut self, number: usize, plan: &RunPlan) -> Outcome<()> {
-        let how = (REPLAY_BYTES, plan.kind.limit(), plan.pair);
+        let how = (REPLAY_BYTES, plan.kind.limit(), plan.pair.is_some());
         let name = format!("client{number}");
         let node = ClientNode::new(&self.network, name.clone());
         let network = self.network.clone();

@@ -14,8 +14,8 @@ use dray_fabric::sim::Network;
 use dray_layers::Observed;
 use dray_layers::faults::Faults;
 use dray_rpc::server::{
-    Export, MemoryJournal, MemoryRegistry, ReplicaLink, ReplicaRefusal, Sabotage, Server,
-    ServerNumber, ServerOptions, SliceOptions, SliceServer, StateLoss,
+    Export, MemoryJournal, MemoryRegistry, PageCacheId, ReplicaLink, ReplicaRefusal, Sabotage,
+    Server, ServerNumber, ServerOptions, SliceOptions, SliceServer, StateLoss,
 };
 use dray_rt::{ExecutorHandle, Scope, random_u64, sleep};
 
@@ -30,6 +30,21 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// A server that is away for so long has been succeeded, if it could be.
 const SUCCEEDED_AFTER: Duration = Duration::from_millis(2600);
 
+/// Where the two servers of a slice run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PairKind {
+    /// On one machine: what one of them has written is there for the other one, synced or not.
+    OneMachine,
+    /// On a machine each: a server that takes over cannot know whether what the other one has not synced
+    /// is there.
+    TwoMachines,
+}
+
+impl PairKind {
+    /// All of them.
+    pub const ALL: [PairKind; 2] = [PairKind::OneMachine, PairKind::TwoMachines];
+}
+
 /// Both servers. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct ServerPair(Arc<Inner>);
@@ -40,6 +55,7 @@ struct Inner {
     registry: MemoryRegistry,
     sabotage: Option<Sabotage>,
     slow: Option<(u64, Duration)>,
+    kind: PairKind,
     hosts: [Mutex<Host>; 2],
     /// The newest mount of the disk.
     fs: Mutex<Option<MemoryFs>>,
@@ -67,6 +83,7 @@ impl ServerPair {
         disk: Arc<MemoryDisk>,
         sabotage: Option<Sabotage>,
         slow: Option<(u64, Duration)>,
+        kind: PairKind,
     ) -> ServerPair {
         ServerPair(Arc::new(Inner {
             network: network.clone(),
@@ -74,6 +91,7 @@ impl ServerPair {
             registry: MemoryRegistry::default(),
             sabotage,
             slow,
+            kind,
             hosts: Default::default(),
             fs: Mutex::default(),
         }))
@@ -122,6 +140,10 @@ impl ServerPair {
             export: Box::new(move || Export::new(EXPORT, pair.mount(), Vec::new())),
             journal: Arc::new(self.host(number).journal.clone()),
             loss: StateLoss::Nothing,
+            page_cache: match self.0.kind {
+                PairKind::OneMachine => PageCacheId(1),
+                PairKind::TwoMachines => PageCacheId(1 + number as u64),
+            },
             membership: member.clone(),
             link: Arc::new(SimLink { pair: Arc::downgrade(&self.0), to: 1 - number }),
         }));
@@ -178,9 +200,18 @@ impl ServerPair {
         process.scope.kill();
     }
 
-    /// How often one server has taken over from the other.
+    /// Has the server that serves hand over to the other one; false: it could not.
+    pub(super) async fn hand_over(&self) -> bool {
+        let serving = self.primary_number().and_then(|number| self.slice(number));
+        let Some(slice) = serving.filter(|slice| slice.ready_to_hand_over().is_some()) else {
+            return false;
+        };
+        slice.hand_over().await.is_ok()
+    }
+
+    /// How often one server has taken over from the other, or got the slice from it.
     pub(super) fn takeovers(&self) -> u64 {
-        self.0.registry.peek(EXPORT).map_or(0, |state| state.loss - 1)
+        self.0.registry.moves(EXPORT)
     }
 
     pub(super) fn locks(&self) -> usize {

@@ -7,6 +7,7 @@ use dray_rt::sync::watch;
 use dray_rt::{random_u64, sleep, timeout};
 
 use super::machine::SERVER;
+use super::pair::PairKind;
 use super::work::{WorkloadKind, notifications};
 use super::{Outcome, TIME_MAX, World, eviction};
 
@@ -40,7 +41,7 @@ pub(super) struct RunPlan {
     /// The server reads ahead and merges writes.
     pub(super) merges: bool,
     /// There are two servers, of which one serves.
-    pub(super) pair: bool,
+    pub(super) pair: Option<PairKind>,
 }
 
 fn below(bound: u64) -> u64 {
@@ -74,7 +75,7 @@ impl RunPlan {
             // Not drawn: seeds that once showed a fault show it still.
             evict: seed % 3 == 1,
             merges: false,
-            pair: false,
+            pair: None,
         };
         if plan.evict && plan.crash_after.is_some() {
             (plan.kill_every, plan.cut_every) = (None, None);
@@ -84,10 +85,10 @@ impl RunPlan {
 
     /// As [`RunPlan::draw`], with two servers. Nobody is evicted, and no client crashes: what it wrote last
     /// nobody sends again, and an older change that another client sends again would replace it.
-    pub(super) fn of_pair(seed: u64) -> RunPlan {
+    pub(super) fn of_pair(seed: u64, pair: PairKind) -> RunPlan {
         let plan = RunPlan::draw(seed);
         let kill_every = Some(millis(2, 400));
-        RunPlan { evict: false, crash_after: None, pair: true, kill_every, ..plan }
+        RunPlan { evict: false, crash_after: None, pair: Some(pair), kill_every, ..plan }
     }
 
     /// Whether somebody is evicted: only where nobody else lets a client in again that is cut off
@@ -157,9 +158,15 @@ fn kill_servers(
 ) -> impl Future<Output = ()> + use<> {
     let (machine, network) = (world.machine.clone(), world.network.clone());
     let clients = plan.clients as u64;
-    let deaths_max = if plan.pair { TAKEOVERS_MAX } else { DEATHS_MAX };
+    let deaths_max = if plan.pair.is_some() { TAKEOVERS_MAX } else { DEATHS_MAX };
     async move {
         while machine.deaths() < deaths_max && go_on(&stopped, every).await {
+            if let Some(pair) = machine.as_pair()
+                && below(3) == 0
+                && pair.hand_over().await
+            {
+                continue;
+            }
             machine.kill();
             let late = (below(2) == 0).then(|| format!("client{}", below(clients)));
             late.iter().for_each(|late| network.partition(late, true));

@@ -26,9 +26,6 @@ use crate::wire::{
     VERSION_MIN, Welcome, peek_kind,
 };
 
-/// As much of what a server says is passed on to people.
-const MESSAGE_MAX_CHARS: usize = 1000;
-
 /// How a handshake ended.
 pub(super) type HandshakeOutcome = Result<FsInfo, ConnectError>;
 
@@ -286,7 +283,7 @@ impl LinkSink {
             }
             HandshakeError::Refused(refused) => ConnectError::Refused {
                 errno: Errno::new(i32::from(refused.errno)),
-                message: format!("{target}: {}", shown(&refused.message)),
+                message: format!("{target}: {}", refused.shown()),
             },
             HandshakeError::Malformed(Malformed(what)) => {
                 let advice = match what {
@@ -330,9 +327,3 @@ impl Sink for LinkSink {
 
 /// The server proved another key than ours, or none.
 const KEYS_DIFFER: &str = "the server does not know the key";
-
-/// The other end's message, as text and no more: a terminal or a log shall not obey it.
-fn shown(message: &str) -> String {
-    let plain = |letter: char| if letter.is_control() { '?' } else { letter };
-    message.chars().take(MESSAGE_MAX_CHARS).map(plain).collect()
-}

@@ -11,6 +11,27 @@ use super::lease::ServingLease;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServerNumber(pub u16);
 
+/// What a server writes through: the memory of one kernel for one mounted file system. What was written
+/// and not synced is there. It outlives the server's process, and does not outlive its machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageCacheId(pub u64);
+
+impl PageCacheId {
+    /// Nothing is only in the memory of a machine: all that was written is on media.
+    pub const SYNCED: PageCacheId = PageCacheId(0);
+
+    /// That of the kernel of `boot_id` for the file system on device `device` (`st_dev` of stat(2)).
+    /// Never [`PageCacheId::SYNCED`].
+    pub fn of(boot_id: u128, device: u64) -> PageCacheId {
+        let words = [boot_id as u64, (boot_id >> 64) as u64, device];
+        // FNV-1a, by words: it need only differ.
+        let hash = words.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, word| {
+            (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        PageCacheId(hash.max(1))
+    }
+}
+
 /// What all servers know of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SliceState {
@@ -25,6 +46,8 @@ pub struct SliceState {
     pub loss: u64,
     /// Clients have not sent everything again that the last of these losses may have undone.
     pub recovering: bool,
+    /// Where that is which was written and perhaps not synced.
+    pub page_cache: PageCacheId,
 }
 
 /// Which version of a slice's state was seen.
@@ -54,7 +77,13 @@ pub trait Membership: Send + Sync + 'static {
     /// Whether a server was a member when this one heard of it last.
     fn is_member(&self, server: ServerNumber) -> bool;
 
-    /// The state of a slice, as it is now; none: nobody has served it so far.
+    /// Whether a server is to serve nothing, as this one heard last: an administrator drains it. No slice
+    /// is handed over to it.
+    fn is_drained(&self, server: ServerNumber) -> bool;
+
+    /// The state of a slice; none: nobody has served it so far. It is at least as new as what this server
+    /// has changed before, and as what it was told before. Whatever this server asked for before and was
+    /// not told the outcome of is not carried out later.
     fn slice<'a>(&'a self, name: &'a str) -> Fut<'a, io::Result<Option<(SliceState, Revision)>>>;
 
     /// Changes the state of a slice. False: it is another one than was seen, or a server is there that

@@ -7,16 +7,20 @@
 //! [`SliceServer`] drives one slice at one server. docs/adr/0042-failover.md has the reasons.
 
 mod entry;
+mod hand_over;
 mod journal;
 mod lease;
+mod link;
 mod membership;
 mod registry;
 mod replica;
 mod slice;
 mod stream;
 
+pub use hand_over::HandOverRefusal;
 pub use lease::ServingLease;
-pub use membership::{Membership, Revision, ServerNumber, SliceChange, SliceState};
+pub use link::WireLink;
+pub use membership::{Membership, PageCacheId, Revision, ServerNumber, SliceChange, SliceState};
 pub use registry::{MemoryRegistry, RegistryMember};
 pub use replica::{JournalReplica, ReplicaRefusal};
 pub use slice::{ReplicaLink, SliceOptions, SliceServer};

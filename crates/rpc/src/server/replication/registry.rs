@@ -23,6 +23,8 @@ struct State {
     /// When the lease of each ends.
     members: BTreeMap<ServerNumber, Instant>,
     slices: BTreeMap<String, (SliceState, Revision)>,
+    /// How often the primary of each slice became another one.
+    moves: BTreeMap<String, u64>,
     revision: u64,
 }
 
@@ -40,6 +42,11 @@ impl MemoryRegistry {
     /// The state of a slice, as nobody but a test can see it at once.
     pub fn peek(&self, slice: &str) -> Option<SliceState> {
         self.lock().slices.get(slice).map(|(state, _)| *state)
+    }
+
+    /// How often the primary of a slice became another one.
+    pub fn moves(&self, slice: &str) -> u64 {
+        self.lock().moves.get(slice).copied().unwrap_or(0)
     }
 
     /// What `server` sees of it. It becomes a member by [`RegistryMember::keep_alive`].
@@ -90,6 +97,10 @@ impl Membership for RegistryMember {
         self.registry.lock().is_member(server)
     }
 
+    fn is_drained(&self, _: ServerNumber) -> bool {
+        false
+    }
+
     fn slice<'a>(&'a self, name: &'a str) -> Fut<'a, io::Result<Option<(SliceState, Revision)>>> {
         Box::pin(self.registry.call(|state| state.slices.get(name).copied()))
     }
@@ -97,13 +108,17 @@ impl Membership for RegistryMember {
     fn change<'a>(&'a self, name: &'a str, change: SliceChange) -> Fut<'a, io::Result<bool>> {
         let SliceChange { seen, gone, next } = change;
         Box::pin(self.registry.call(move |state| {
-            let now = state.slices.get(name).map(|(_, revision)| *revision);
+            let before = state.slices.get(name).copied();
+            let now = before.map(|(_, revision)| revision);
             if now != seen || gone.is_some_and(|gone| state.is_member(gone)) {
                 return false;
             }
             state.revision += 1;
             let revision = Revision(state.revision);
             state.slices.insert(name.to_owned(), (next, revision));
+            if before.is_some_and(|(before, _)| before.primary != next.primary) {
+                *state.moves.entry(name.to_owned()).or_default() += 1;
+            }
             true
         }))
     }

@@ -7,11 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-use dray_core::Fut;
-use dray_rt::{sleep, timeout};
+use dray_core::{FileSystem, Fut};
+use dray_rt::{Instant, sleep, timeout};
 
+use super::hand_over::HandOverRequests;
 use super::journal::ReplicatedJournal;
-use super::membership::{Membership, Revision, ServerNumber, SliceChange, SliceState};
+use super::membership::{Membership, PageCacheId, Revision, ServerNumber, SliceChange, SliceState};
 use super::replica::{JournalReplica, ReplicaRefusal};
 use super::stream::JournalStream;
 use crate::server::export::Export;
@@ -55,6 +56,8 @@ pub struct SliceOptions {
     pub journal: Arc<dyn Journal>,
     /// What the machine has lost since that process ended.
     pub loss: StateLoss,
+    /// Where that is which this server writes and does not sync.
+    pub page_cache: PageCacheId,
     /// What all servers agree on.
     pub membership: Arc<dyn Membership>,
     /// The way to the other server.
@@ -63,9 +66,10 @@ pub struct SliceOptions {
 
 /// A slice at one of its two servers.
 pub struct SliceServer {
-    slice: SliceOptions,
+    pub(super) slice: SliceOptions,
     replica: JournalReplica,
     state: Mutex<State>,
+    pub(super) hand_overs: HandOverRequests,
 }
 
 struct State {
@@ -76,18 +80,23 @@ struct State {
     withdrawn: Option<WithdrawnExport>,
     /// This process has begun from its own journal.
     began: bool,
+    /// Since when the backup has been in step, and since when clients have had nothing to send again.
+    in_step_since: Option<Instant>,
+    recovered_since: Option<Instant>,
 }
 
 /// This server is not the primary any more.
 #[derive(Debug)]
-struct Deposed;
+pub(super) struct Deposed;
 
 /// What a primary has while it is one.
-struct Leading {
-    state: SliceState,
-    stream: Arc<JournalStream>,
+pub(super) struct Leading {
+    pub(super) state: SliceState,
+    pub(super) stream: Arc<JournalStream>,
     journal: Arc<ReplicatedJournal>,
     server: Server,
+    /// What the export is made of.
+    pub(super) fs: Mutex<Option<Arc<dyn FileSystem>>>,
 }
 
 impl SliceServer {
@@ -95,8 +104,16 @@ impl SliceServer {
     pub fn new(slice: SliceOptions) -> SliceServer {
         let replica = JournalReplica::new(slice.journal.clone());
         let server = refusing(&slice);
-        let state = State { server, serves: false, withdrawn: None, began: false };
-        SliceServer { slice, replica, state: Mutex::new(state) }
+        let state = State {
+            server,
+            serves: false,
+            withdrawn: None,
+            began: false,
+            in_step_since: None,
+            recovered_since: None,
+        };
+        let hand_overs = HandOverRequests::default();
+        SliceServer { slice, replica, state: Mutex::new(state), hand_overs }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -114,6 +131,25 @@ impl SliceServer {
         self.lock().serves
     }
 
+    /// Whether this process has come so far that what its machine had lost before stands in the
+    /// membership, or does not matter any more.
+    pub fn has_begun(&self) -> bool {
+        self.lock().began
+    }
+
+    /// Whether this server is the slice's home.
+    pub fn is_home(&self) -> bool {
+        self.slice.is_home
+    }
+
+    /// For how long [`SliceServer::hand_over`] could have been carried out: this server serves the
+    /// slice, the other one has been in step, and clients have nothing to send again. None: it could not.
+    pub fn ready_to_hand_over(&self) -> Option<Duration> {
+        let state = self.lock();
+        let since = state.in_step_since?.max(state.recovered_since?);
+        state.serves.then(|| since.elapsed())
+    }
+
     /// What takes the notes of the other server.
     pub fn replica(&self) -> &JournalReplica {
         &self.replica
@@ -123,47 +159,60 @@ impl SliceServer {
     pub async fn run(&self) {
         loop {
             let seen = self.slice.membership.slice(&self.slice.name).await;
-            match seen {
+            let at_once = match seen {
                 Ok(None) => self.begin_slice().await,
                 Ok(Some((state, revision))) if state.primary == self.slice.membership.me() => {
                     self.lead(state, revision).await;
+                    false
                 }
                 Ok(Some((state, revision))) => self.follow(state, revision).await,
-                Err(_) => {} // asked again
+                Err(_) => false, // asked again
+            };
+            if !at_once {
+                sleep(LOOK_EVERY).await;
             }
-            sleep(LOOK_EVERY).await;
         }
     }
 
-    /// Nobody has served it so far. Its home does so first, unless that is not there.
-    async fn begin_slice(&self) {
+    /// Nobody has served it so far. Its home does so first, unless that is not there. True: this server
+    /// is its primary now.
+    async fn begin_slice(&self) -> bool {
         let SliceOptions { membership, other, is_home, name, .. } = &self.slice;
-        let primary = membership.me();
-        let next = SliceState { primary, epoch: 0, in_step: false, loss: 1, recovering: false };
+        let next = SliceState {
+            primary: membership.me(),
+            epoch: 0,
+            in_step: false,
+            loss: 1,
+            recovering: false,
+            page_cache: PageCacheId::SYNCED,
+        };
         let gone = (!is_home).then_some(*other);
         let change = SliceChange { seen: None, gone, next };
-        let _ = membership.change(name, change).await; // seen at the next look
+        matches!(membership.change(name, change).await, Ok(true))
     }
 
-    /// The other server serves it: takes over if that is gone, and this one has all that it had.
-    async fn follow(&self, state: SliceState, revision: Revision) {
+    /// The other server serves it: takes over if that is gone, and this one has all that it had. True:
+    /// this server is the primary now.
+    async fn follow(&self, state: SliceState, revision: Revision) -> bool {
         let SliceOptions { membership, name, .. } = &self.slice;
         self.lock().began = true; // what this machine lost is lost; the primary's journal counts
         if !state.in_step || membership.is_member(state.primary) {
-            return;
+            return false;
         }
         self.replica.close();
+        // Whether anything was lost is found when it is served: by where that is which was not synced.
         let next = SliceState {
             primary: membership.me(),
             epoch: state.epoch + 1,
             in_step: false,
-            loss: state.loss + 1,
-            recovering: true,
+            ..state
         };
         let change = SliceChange { seen: Some(revision), gone: Some(state.primary), next };
-        if matches!(membership.change(name, change).await, Ok(true)) {
+        let taken_over = matches!(membership.change(name, change).await, Ok(true));
+        if taken_over {
             log::warn!("slice {name}: its server is gone; taking over");
         }
+        taken_over
     }
 
     /// Serves the slice until another server does, or the lease ends.
@@ -185,29 +234,23 @@ impl SliceServer {
     /// Raises the epoch, so that no other process goes on with this one's. None: somebody else was
     /// faster, or has better claims.
     async fn enter(&self, state: SliceState, revision: Revision) -> Option<Leading> {
-        let SliceOptions { membership, name, other, .. } = &self.slice;
-        let lost = match self.lock().began {
-            true => false,
-            false => self.slice.loss != StateLoss::Nothing,
-        };
+        let SliceOptions { membership, name, other, page_cache, .. } = &self.slice;
+        let journal_lost = !self.lock().began && self.slice.loss != StateLoss::Nothing;
+        // What was written elsewhere and not synced is not here, and perhaps nowhere.
+        let is_here = [*page_cache, PageCacheId::SYNCED].contains(&state.page_cache);
+        let lost = journal_lost || !is_here;
         let epoch = state.epoch + 1;
-        let hands_over = lost && state.in_step && membership.is_member(*other);
-        let next = match (hands_over, lost) {
-            (true, _) => SliceState {
-                primary: *other,
+        let hands_over = journal_lost && state.in_step && membership.is_member(*other);
+        let next = match hands_over {
+            true => SliceState { primary: *other, epoch, in_step: false, ..state },
+            false => SliceState {
                 epoch,
                 in_step: false,
-                loss: state.loss + 1,
-                recovering: true,
-            },
-            (false, true) => SliceState {
-                epoch,
-                in_step: false,
-                loss: state.loss + 1,
-                recovering: true,
+                loss: state.loss + u64::from(lost),
+                recovering: state.recovering || lost,
+                page_cache: *page_cache,
                 ..state
             },
-            (false, false) => SliceState { epoch, in_step: false, ..state },
         };
         let change = SliceChange { seen: Some(revision), gone: None, next };
         if !matches!(membership.change(name, change).await, Ok(true)) || hands_over {
@@ -220,12 +263,12 @@ impl SliceServer {
         let journal = Arc::new(ReplicatedJournal::new(self.slice.journal.clone(), stream.clone()));
         let options = ServerOptions { boot: u128::from(next.loss), ..self.slice.options.clone() };
         let server = Server::awaiting(options, &[name], journal.clone());
-        Some(Leading { state: next, stream, journal, server })
+        Some(Leading { state: next, stream, journal, server, fs: Mutex::default() })
     }
 
     /// Calls of this process from before it was deposed have to be out of the file system.
     async fn wait_for_withdrawn(&self) {
-        while self.lock().withdrawn.as_ref().is_some_and(WithdrawnExport::is_in_use) {
+        while self.is_withdrawn_in_use() {
             sleep(LOOK_EVERY).await;
         }
     }
@@ -234,6 +277,7 @@ impl SliceServer {
     async fn open(&self, leading: &Leading) -> Result<(), ExportLost> {
         let loss = if leading.state.recovering { StateLoss::Written } else { StateLoss::Nothing };
         let export = (self.slice.export)().that_is_leased(self.slice.membership.lease());
+        *leading.fs.lock().unwrap_or_else(PoisonError::into_inner) = Some(export.fs.clone());
         leading.server.open(export, loss).await?;
         let mut state = self.lock();
         (state.server, state.serves) = (leading.server.clone(), true);
@@ -243,10 +287,11 @@ impl SliceServer {
     /// Keeps the backup in step until another server is the primary.
     async fn serve(&self, leading: &Leading) -> Deposed {
         let expires = leading.server.expire_leases();
-        let work = race(self.note_recovered(leading), self.keep_in_step(leading));
+        let notes = race(self.note_recovered(leading), self.keep_in_step(leading));
+        let work = race(self.hand_over_when_asked(leading), notes);
         match race(expires, work).await {
-            Some(Some(deposed)) => deposed,
-            Some(None) | None => Deposed,
+            Some(Some(Some(deposed))) => deposed,
+            Some(Some(None) | None) | None => Deposed,
         }
     }
 
@@ -257,6 +302,7 @@ impl SliceServer {
         if let Err(Deposed) = noted {
             return;
         }
+        self.lock().recovered_since = Some(dray_rt::now());
         std::future::pending().await
     }
 
@@ -267,6 +313,7 @@ impl SliceServer {
             if self.slice.membership.is_member(self.slice.other) {
                 let failed = self.replicate(leading, &mut number).await;
                 log::warn!("slice {}: its backup is not in step: {failed}", self.slice.name);
+                self.lock().in_step_since = None;
                 // Before anything goes on without it.
                 if self.update(leading, |state| state.in_step = false).await.is_err() {
                     return Deposed;
@@ -300,6 +347,7 @@ impl SliceServer {
                 if self.update(leading, |state| state.in_step = true).await.is_err() {
                     return ReplicaRefusal::Deposed;
                 }
+                self.lock().in_step_since = Some(dray_rt::now());
             }
             let Some(batch) = stream.next_batch().await else {
                 return ReplicaRefusal::Incomplete;
@@ -352,13 +400,27 @@ impl SliceServer {
 
     /// Stops to serve: whatever is under way is answered by nobody.
     fn leave(&self, leading: &Leading) {
-        let withdrawn = leading.server.withdraw(&self.slice.name, StateLoss::Nothing);
+        self.stop_serving(leading);
         // Behind it, so that what waits is not answered.
         leading.stream.depose();
+        self.hand_overs.fail_all();
+    }
+
+    /// Lets no call begin or be answered any more. What is under way ends by itself.
+    pub(super) fn stop_serving(&self, leading: &Leading) {
+        let withdrawn = leading.server.withdraw(&self.slice.name, StateLoss::Nothing);
         let mut state = self.lock();
         state.server = refusing(&self.slice);
         state.serves = false;
-        state.withdrawn = withdrawn;
+        (state.in_step_since, state.recovered_since) = (None, None);
+        if withdrawn.is_some() {
+            state.withdrawn = withdrawn;
+        }
+    }
+
+    /// Whether calls from before this server stopped to serve are in the file system.
+    pub(super) fn is_withdrawn_in_use(&self) -> bool {
+        self.lock().withdrawn.as_ref().is_some_and(WithdrawnExport::is_in_use)
     }
 }
 
