@@ -164,9 +164,12 @@ impl Workers {
     fn serve_notes(&self, slice: &str, incoming: Box<dyn Incoming>, admission: Admission) {
         let peer = incoming.peer();
         let projection = slices::projection_of(slice);
-        let found = projection.and_then(|name| Some((self.slices.get(name)?, self.ports.get(name)?)));
+        let found =
+            projection.and_then(|name| Some((self.slices.get(name)?, self.ports.get(name)?)));
         let Some((slices, group)) = found else {
-            return log::warn!("{peer} brings notes of `{slice}`, which is no slice of this server");
+            return log::warn!(
+                "{peer} brings notes of `{slice}`, which is no slice of this server"
+            );
         };
         let Some(served) = slices.served(slice) else {
             return log::debug!("{peer} brings notes of `{slice}`, which is not open yet");

@@ -49,7 +49,10 @@ impl ServerReport {
         let mut all = self.server.status_with_paths().await;
         let slices = self.slices.values().flat_map(|slices| slices.servers());
         let asked = slices.map(|server| async move { server.status_with_paths().await });
-        for status in dray_rt::join_all(asked.map(|one| Box::pin(one) as dray_core::Fut<'_, _>).collect()).await {
+        for status in
+            dray_rt::join_all(asked.map(|one| Box::pin(one) as dray_core::Fut<'_, _>).collect())
+                .await
+        {
             all = all.and(status);
         }
         all

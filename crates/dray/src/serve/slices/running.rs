@@ -50,7 +50,7 @@ impl ServedSlice {
 /// All of them, and the thread that drives them. It calls the file system below, and nothing waits for it.
 pub struct RunningSlices {
     pub membership: Arc<EtcdMembership>,
-    slices: BTreeMap<String, Arc<ServedSlice>>,
+    pub(super) slices: BTreeMap<String, Arc<ServedSlice>>,
     stop: std::sync::Mutex<Option<(oneshot::Sender<()>, Receiver<()>)>>,
 }
 
@@ -82,7 +82,8 @@ impl RunningSlices {
             drop(ended);
         };
         let thread = std::thread::Builder::new().name("dray-slices".into()).spawn(drive);
-        thread.doing(|| format!("cannot start the thread of the slices of `{}`", definition.name))?;
+        thread
+            .doing(|| format!("cannot start the thread of the slices of `{}`", definition.name))?;
         Ok(running)
     }
 
@@ -132,7 +133,9 @@ impl RunningSlices {
     /// This server answers no more, and is no member.
     async fn give_up(&self) {
         if let Err(error) = self.membership.leave().await {
-            log::warn!("etcd does not hear that this server leaves ({error}): others take over later");
+            log::warn!(
+                "etcd does not hear that this server leaves ({error}): others take over later"
+            );
         }
     }
 
