@@ -141,8 +141,7 @@ impl Found {
     }
 
     fn state(&self) -> io::Result<(SliceState, Revision)> {
-        let record: SliceRecord = records::read(&self.value)?;
-        Ok((record.into(), self.revision))
+        Ok((records::read_slice(&self.value)?, self.revision))
     }
 }
 

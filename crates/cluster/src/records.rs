@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use dray_rpc::server::{ServerNumber, SliceState};
+use dray_rpc::server::{PageCacheId, ServerNumber, SliceState};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -64,20 +64,25 @@ pub(crate) struct SliceRecord {
     in_step: bool,
     loss: u64,
     recovering: bool,
+    /// 16 hexadecimal digits.
+    page_cache: String,
 }
 
 impl From<SliceState> for SliceRecord {
     fn from(state: SliceState) -> SliceRecord {
-        let SliceState { primary, epoch, in_step, loss, recovering } = state;
-        SliceRecord { primary: primary.0, epoch, in_step, loss, recovering }
+        let SliceState { primary, epoch, in_step, loss, recovering, page_cache } = state;
+        let page_cache = format!("{:016x}", page_cache.0);
+        SliceRecord { primary: primary.0, epoch, in_step, loss, recovering, page_cache }
     }
 }
 
-impl From<SliceRecord> for SliceState {
-    fn from(record: SliceRecord) -> SliceState {
-        let SliceRecord { primary, epoch, in_step, loss, recovering } = record;
-        SliceState { primary: ServerNumber(primary), epoch, in_step, loss, recovering }
-    }
+/// Errors: the text is no state of this version.
+pub(crate) fn read_slice(text: &[u8]) -> Result<SliceState, Unreadable> {
+    let SliceRecord { primary, epoch, in_step, loss, recovering, page_cache } = read(text)?;
+    let digits = |_| Unreadable(format!("a page cache in etcd that is no number: {page_cache}"));
+    let page_cache = PageCacheId(u64::from_str_radix(&page_cache, 16).map_err(digits)?);
+    let primary = ServerNumber(primary);
+    Ok(SliceState { primary, epoch, in_step, loss, recovering, page_cache })
 }
 
 /// A record that this version cannot read.
@@ -137,14 +142,14 @@ mod tests {
             in_step: true,
             loss: 1,
             recovering: false,
+            page_cache: PageCacheId(0xfeed),
         };
         let text = written(SliceRecord::from(state));
         assert_eq!(
             text,
-            r#"{"v":1,"primary":2,"epoch":18446744073709551615,"in_step":true,"loss":1,"recovering":false}"#
+            r#"{"v":1,"primary":2,"epoch":18446744073709551615,"in_step":true,"loss":1,"recovering":false,"page_cache":"000000000000feed"}"#
         );
-        let again: SliceRecord = read(text.as_bytes()).unwrap();
-        assert_eq!(SliceState::from(again), state);
+        assert_eq!(read_slice(text.as_bytes()).unwrap(), state);
     }
 
     #[test]
@@ -152,14 +157,18 @@ mod tests {
         for (text, words) in [
             (r#"{"v":2,"primary":"x"}"#, "of version 2"),
             (r#"{"v":1,"primary":70000}"#, "none of dray's"),
+            (
+                r#"{"v":1,"primary":7,"epoch":1,"in_step":true,"loss":1,"recovering":false,"page_cache":"x"}"#,
+                "no number",
+            ),
             (r#"{"primary":1}"#, "none of dray's"),
             ("", "none of dray's"),
             ("\u{fffd}", "none of dray's"),
         ] {
-            let said = read::<SliceRecord>(text.as_bytes()).err().unwrap().to_string();
+            let said = read_slice(text.as_bytes()).err().unwrap().to_string();
             assert!(said.contains(words), "{said}");
         }
         let long = vec![b' '; RECORD_MAX_BYTES + 1];
-        assert!(read::<SliceRecord>(&long).is_err());
+        assert!(read_slice(&long).is_err());
     }
 }

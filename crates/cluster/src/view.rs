@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use dray_rpc::server::{Revision, ServerNumber, SliceState};
 
 use crate::keys::{KeyKind, Keys};
-use crate::records::{self, MemberRecord, QuiesceRecord, SliceRecord};
+use crate::records::{self, MemberRecord, QuiesceRecord};
 
 /// The projection as this server heard of it last.
 #[derive(Clone, Debug, Default)]
@@ -73,8 +73,8 @@ impl ClusterView {
             KeyKind::Quiesced => {
                 self.quiesced = Some(records::read(entry.value).unwrap_or_default())
             }
-            KeyKind::Slice(name) => match records::read::<SliceRecord>(entry.value) {
-                Ok(state) => self.put_slice(&name, state.into(), Revision(entry.revision)),
+            KeyKind::Slice(name) => match records::read_slice(entry.value) {
+                Ok(state) => self.put_slice(&name, state, Revision(entry.revision)),
                 Err(why) => {
                     complain(why);
                     self.slices.remove(&name);
@@ -120,10 +120,13 @@ impl ClusterView {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::records::SliceRecord;
+    use dray_rpc::server::PageCacheId;
 
     fn state(epoch: u64) -> SliceState {
         let primary = ServerNumber(0);
-        SliceState { primary, epoch, in_step: false, loss: 1, recovering: false }
+        let page_cache = PageCacheId::SYNCED;
+        SliceState { primary, epoch, in_step: false, loss: 1, recovering: false, page_cache }
     }
 
     fn epoch(view: &ClusterView) -> Option<u64> {

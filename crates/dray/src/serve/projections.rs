@@ -74,10 +74,6 @@ pub fn definitions_in(file: &Path) -> Result<Vec<Definition>, Failure> {
     Ok(definitions)
 }
 
-/// The answer to a server of a projection with failover.
-const NOT_SERVED: &str = "this version of dray does not move the share of a dead server to others; say \
-                          failover = false, and clients wait until the server is back";
-
 /// The exports of the projections in `file` that this server is a part of. Errors: anything is wrong
 /// in it, or the server is in none of them.
 pub fn exports_of(file: &Path, names: ServerNames<'_>) -> Result<Vec<ExportPlan>, Failure> {
@@ -87,9 +83,6 @@ pub fn exports_of(file: &Path, names: ServerNames<'_>) -> Result<Vec<ExportPlan>
     for definition in &definitions {
         let name = &definition.name;
         let of = |what: String| Failure::usage(format!("{shown}: projection `{name}`: {what}"));
-        if definition.failover {
-            return Err(of(NOT_SERVED.to_owned()));
-        }
         let Some(position) = names.position_in(definition).map_err(of)? else { continue };
         exports.push(export_of(definition, position).map_err(of)?);
     }
