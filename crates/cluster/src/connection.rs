@@ -60,6 +60,13 @@ pub(crate) async fn serve(shared: &Shared, url: &str, client: Client) -> Result<
     log::info!("projection {}: in touch with etcd at {url}", shared.options.projection);
     shared.change_view(|view| (view.etcd, view.trouble) = (Some(url.to_owned()), None));
     shared.client.send_replace(Some(client.clone()));
+    shared.phase.send_if_modified(|phase| {
+        let first = !matches!(phase, Phase::Joined);
+        if first {
+            *phase = Phase::Joined;
+        }
+        first
+    });
     tokio::select! {
         lost = keep_alive(shared, keeper, answers) => lost,
         lost = hear(shared, &client) => lost,
@@ -99,13 +106,6 @@ async fn begin(
     // Who is there has to be known before this server acts as a member.
     in_time(shared, load(shared, client)).await?;
     let keeper = in_time(shared, keeper_of(shared, client, granted.id())).await?;
-    shared.phase.send_if_modified(|phase| {
-        let first = !matches!(phase, Phase::Joined);
-        if first {
-            *phase = Phase::Joined;
-        }
-        first
-    });
     Ok(keeper)
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dray_cluster::{EtcdMembership, EtcdOptions};
-use dray_rpc::server::{Membership, Revision, ServerNumber, SliceChange, SliceState};
+use dray_rpc::server::{Membership, PageCacheId, Revision, ServerNumber, SliceChange, SliceState};
 use dray_rt::{DriverKind, Executor, now, sleep, timeout};
 use dray_testkit::etcd::Etcd;
 use tempfile::TempDir;
@@ -57,7 +57,8 @@ async fn until(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 fn state(primary: ServerNumber, epoch: u64) -> SliceState {
-    SliceState { primary, epoch, in_step: false, loss: 1, recovering: false }
+    let page_cache = PageCacheId(7);
+    SliceState { primary, epoch, in_step: false, loss: 1, recovering: false, page_cache }
 }
 
 fn from(seen: Option<Revision>, next: SliceState) -> SliceChange {

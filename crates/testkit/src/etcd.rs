@@ -1,6 +1,7 @@
 //! An etcd of one member on loopback, for tests.
 
 use std::fs::File;
+use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -52,13 +53,23 @@ impl Etcd {
         format!("http://{}:{}", self.address, self.port)
     }
 
+    /// Waits until it has elected itself: before that its data are not yet complete.
     fn wait(&self) {
         let begun = Instant::now();
-        let port = u16::try_from(self.port).expect("a port");
-        while TcpStream::connect((self.address, port)).is_err() {
+        while !self.is_healthy().unwrap_or(false) {
             assert!(begun.elapsed() < START_MAX, "etcd does not start: {}", self.log());
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    fn is_healthy(&self) -> io::Result<bool> {
+        let port = u16::try_from(self.port).expect("a port");
+        let mut stream = TcpStream::connect((self.address, port))?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        stream.write_all(b"GET /health HTTP/1.0\r\n\r\n")?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer)?;
+        Ok(String::from_utf8_lossy(&answer).contains(r#""health":"true""#))
     }
 
     fn log(&self) -> String {
