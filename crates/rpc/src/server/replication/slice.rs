@@ -18,8 +18,9 @@ use super::stream::JournalStream;
 use crate::server::export::Export;
 use crate::server::journal::{Journal, MemoryJournal};
 use crate::server::options::{ServerOptions, StateLoss};
+use crate::server::sabotage::Sabotage;
 use crate::server::service::Server;
-use crate::server::withdrawal::{ExportLost, WithdrawnExport};
+use crate::server::withdrawal::{ExportLost, LeftOpen, WithdrawnExport};
 
 /// How often a server looks at the membership while nothing happens.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -27,6 +28,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const SHIP_MAX: Duration = Duration::from_millis(500);
 /// Until a backup that failed is tried again.
 const COPY_AGAIN_AFTER: Duration = Duration::from_millis(200);
+
+/// How long files stay open for the clients that go on at the other server.
+const LEFT_OPEN_MAX: Duration = Duration::from_secs(60);
 
 /// How notes get to the other server of a slice.
 pub trait ReplicaLink: Send + Sync + 'static {
@@ -78,6 +82,8 @@ struct State {
     serves: bool,
     /// What this process served before.
     withdrawn: Option<WithdrawnExport>,
+    /// The files of that, and since when they are left open.
+    left_open: Option<(Instant, LeftOpen)>,
     /// This process has begun from its own journal.
     began: bool,
     /// Since when the backup has been in step, and since when clients have had nothing to send again.
@@ -94,7 +100,7 @@ pub(super) struct Leading {
     pub(super) state: SliceState,
     pub(super) stream: Arc<JournalStream>,
     journal: Arc<ReplicatedJournal>,
-    server: Server,
+    pub(super) server: Server,
     /// What the export is made of.
     pub(super) fs: Mutex<Option<Arc<dyn FileSystem>>>,
 }
@@ -108,6 +114,7 @@ impl SliceServer {
             server,
             serves: false,
             withdrawn: None,
+            left_open: None,
             began: false,
             in_step_since: None,
             recovered_since: None,
@@ -129,6 +136,16 @@ impl SliceServer {
     /// Whether this server serves the slice.
     pub fn is_primary(&self) -> bool {
         self.lock().serves
+    }
+
+    fn is_broken(&self, what: Sabotage) -> bool {
+        self.slice.options.broken().is(what)
+    }
+
+    /// Whether this process has taken account of what its machine has lost ([`SliceOptions::loss`]): a
+    /// process after it need not.
+    pub fn has_begun(&self) -> bool {
+        self.lock().began
     }
 
     /// Whether this server is the slice's home.
@@ -190,6 +207,7 @@ impl SliceServer {
     async fn follow(&self, state: SliceState, revision: Revision) -> bool {
         let SliceOptions { membership, name, .. } = &self.slice;
         self.lock().began = true; // what this machine lost is lost; the primary's journal counts
+        self.give_back_left_open(LEFT_OPEN_MAX);
         if !state.in_step || membership.is_member(state.primary) {
             return false;
         }
@@ -216,6 +234,7 @@ impl SliceServer {
         // Not given up half way: it calls the file system. It ends by itself when the lease does.
         let opened = self.open(&leading).await;
         let deposed = match opened {
+            Ok(()) if self.is_broken(Sabotage::ServingLease) => Some(self.serve(&leading).await),
             Ok(()) => race(lease.lapsed(), self.serve(&leading)).await,
             Err(ExportLost) => None,
         };
@@ -253,11 +272,21 @@ impl SliceServer {
         self.replica.close_before(epoch + 1);
         self.lock().began = true;
         self.wait_for_withdrawn().await;
+        self.give_back_left_open(Duration::ZERO);
         let stream = Arc::new(JournalStream::default());
         let journal = Arc::new(ReplicatedJournal::new(self.slice.journal.clone(), stream.clone()));
         let options = ServerOptions { boot: u128::from(next.loss), ..self.slice.options.clone() };
         let server = Server::awaiting(options, &[name], journal.clone());
         Some(Leading { state: next, stream, journal, server, fs: Mutex::default() })
+    }
+
+    /// Gives back what has been left open for so long.
+    fn give_back_left_open(&self, at_least: Duration) {
+        let left = {
+            let mut state = self.lock();
+            state.left_open.take_if(|(since, _)| since.elapsed() >= at_least)
+        };
+        left.into_iter().for_each(|(_, files)| files.give_back());
     }
 
     /// Calls of this process from before it was deposed have to be out of the file system.
@@ -270,7 +299,10 @@ impl SliceServer {
     /// Takes over the sessions that the journal has, and lets clients in.
     async fn open(&self, leading: &Leading) -> Result<(), ExportLost> {
         let loss = if leading.state.recovering { StateLoss::Written } else { StateLoss::Nothing };
-        let export = (self.slice.export)().that_is_leased(self.slice.membership.lease());
+        let mut export = (self.slice.export)();
+        if !self.is_broken(Sabotage::ServingLease) {
+            export = export.that_is_leased(self.slice.membership.lease());
+        }
         *leading.fs.lock().unwrap_or_else(PoisonError::into_inner) = Some(export.fs.clone());
         leading.server.open(export, loss).await?;
         let mut state = self.lock();
@@ -324,11 +356,15 @@ impl SliceServer {
     async fn replicate(&self, leading: &Leading, number: &mut u64) -> ReplicaRefusal {
         let Leading { stream, journal, state, .. } = leading;
         stream.begin_copy();
+        if self.is_broken(Sabotage::InStep) {
+            let _ = self.update(leading, |state| state.in_step = true).await;
+        }
         let copy = match journal.copy() {
             Ok(copy) => copy,
             Err(error) => return ReplicaRefusal::Io(error),
         };
-        for bytes in copy {
+        let most = if self.is_broken(Sabotage::Copy) { 1 } else { usize::MAX };
+        for bytes in copy.take(most) {
             if let Err(refusal) = self.ship(state.epoch, number, bytes).await {
                 return refusal;
             }
@@ -402,13 +438,14 @@ impl SliceServer {
 
     /// Lets no call begin or be answered any more. What is under way ends by itself.
     pub(super) fn stop_serving(&self, leading: &Leading) {
-        let withdrawn = leading.server.withdraw(&self.slice.name, StateLoss::Nothing);
+        let left = LeftOpen::default();
+        let withdrawn = leading.server.withdraw_leaving(&self.slice.name, &left);
         let mut state = self.lock();
         state.server = refusing(&self.slice);
         state.serves = false;
         (state.in_step_since, state.recovered_since) = (None, None);
         if withdrawn.is_some() {
-            state.withdrawn = withdrawn;
+            (state.withdrawn, state.left_open) = (withdrawn, Some((dray_rt::now(), left)));
         }
     }
 
