@@ -36,8 +36,8 @@ impl WithdrawnExport {
     }
 }
 
-/// Files that clients had open when their export was withdrawn. While they are referred to here, files
-/// without a name are there for the server that the clients go to.
+/// Files without a name that clients had open when their export was withdrawn. While they are open
+/// here, the server that the clients go to finds them.
 #[derive(Clone, Default)]
 pub(super) struct LeftOpen(Arc<Mutex<Vec<Arc<dyn OpenFile>>>>);
 
@@ -56,7 +56,7 @@ impl LeftOpen {
 
 impl Server {
     /// As [`Server::withdraw`], where another server goes on with the sessions, and this one may later.
-    /// Their locks are given back, and their open files stay for a while. The export is in use until
+    /// Their locks are given back, and files without a name are `left` open. The export is in use until
     /// that is so.
     pub(super) fn withdraw_leaving(&self, name: &str, left: &LeftOpen) -> Option<WithdrawnExport> {
         let export = self.inner.exports.get(name).ok()?;

@@ -17,6 +17,7 @@ use super::replica::{JournalReplica, ReplicaRefusal};
 use super::stream::JournalStream;
 use crate::server::export::Export;
 use crate::server::journal::{Journal, MemoryJournal};
+use crate::server::log_throttle::LogThrottle;
 use crate::server::options::{ServerOptions, StateLoss};
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Server;
@@ -29,7 +30,7 @@ const SHIP_MAX: Duration = Duration::from_millis(500);
 /// Until a backup that failed is tried again.
 const COPY_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
-/// How long files stay open for the clients that go on at the other server.
+/// How long files without a name stay open for the clients that go on at the other server.
 const LEFT_OPEN_MAX: Duration = Duration::from_secs(60);
 
 /// How notes get to the other server of a slice.
@@ -74,6 +75,7 @@ pub struct SliceServer {
     replica: JournalReplica,
     state: Mutex<State>,
     pub(super) hand_overs: HandOverRequests,
+    not_in_step: LogThrottle,
 }
 
 struct State {
@@ -82,8 +84,6 @@ struct State {
     serves: bool,
     /// What this process served before.
     withdrawn: Option<WithdrawnExport>,
-    /// The files of that, and since when they are left open.
-    left_open: Option<(Instant, LeftOpen)>,
     /// This process has begun from its own journal.
     began: bool,
     /// Since when the backup has been in step, and since when clients have had nothing to send again.
@@ -114,13 +114,13 @@ impl SliceServer {
             server,
             serves: false,
             withdrawn: None,
-            left_open: None,
             began: false,
             in_step_since: None,
             recovered_since: None,
         };
         let hand_overs = HandOverRequests::default();
-        SliceServer { slice, replica, state: Mutex::new(state), hand_overs }
+        let not_in_step = LogThrottle::default();
+        SliceServer { slice, replica, state: Mutex::new(state), hand_overs, not_in_step }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -173,7 +173,9 @@ impl SliceServer {
             let at_once = match seen {
                 Ok(None) => self.begin_slice().await,
                 Ok(Some((state, revision))) if state.primary == self.slice.membership.me() => {
-                    self.lead(state, revision).await;
+                    if self.slice.membership.lease().holds() {
+                        self.lead(state, revision).await;
+                    }
                     false
                 }
                 Ok(Some((state, revision))) => self.follow(state, revision).await,
@@ -207,7 +209,6 @@ impl SliceServer {
     async fn follow(&self, state: SliceState, revision: Revision) -> bool {
         let SliceOptions { membership, name, .. } = &self.slice;
         self.lock().began = true; // what this machine lost is lost; the primary's journal counts
-        self.give_back_left_open(LEFT_OPEN_MAX);
         if !state.in_step || membership.is_member(state.primary) {
             return false;
         }
@@ -272,21 +273,11 @@ impl SliceServer {
         self.replica.close_before(epoch + 1);
         self.lock().began = true;
         self.wait_for_withdrawn().await;
-        self.give_back_left_open(Duration::ZERO);
         let stream = Arc::new(JournalStream::default());
         let journal = Arc::new(ReplicatedJournal::new(self.slice.journal.clone(), stream.clone()));
         let options = ServerOptions { boot: u128::from(next.loss), ..self.slice.options.clone() };
         let server = Server::awaiting(options, &[name], journal.clone());
         Some(Leading { state: next, stream, journal, server, fs: Mutex::default() })
-    }
-
-    /// Gives back what has been left open for so long.
-    fn give_back_left_open(&self, at_least: Duration) {
-        let left = {
-            let mut state = self.lock();
-            state.left_open.take_if(|(since, _)| since.elapsed() >= at_least)
-        };
-        left.into_iter().for_each(|(_, files)| files.give_back());
     }
 
     /// Calls of this process from before it was deposed have to be out of the file system.
@@ -338,7 +329,10 @@ impl SliceServer {
         loop {
             if self.slice.membership.is_member(self.slice.other) {
                 let failed = self.replicate(leading, &mut number).await;
-                log::warn!("slice {}: its backup is not in step: {failed}", self.slice.name);
+                self.not_in_step.say(|more| {
+                    let name = &self.slice.name;
+                    log::warn!("slice {name}: its backup is not in step: {failed}{more}");
+                });
                 self.lock().in_step_since = None;
                 // Before anything goes on without it.
                 if self.update(leading, |state| state.in_step = false).await.is_err() {
@@ -445,7 +439,11 @@ impl SliceServer {
         state.serves = false;
         (state.in_step_since, state.recovered_since) = (None, None);
         if withdrawn.is_some() {
-            (state.withdrawn, state.left_open) = (withdrawn, Some((dray_rt::now(), left)));
+            state.withdrawn = withdrawn;
+            dray_rt::spawn(async move {
+                sleep(LEFT_OPEN_MAX).await;
+                left.give_back();
+            });
         }
     }
 
