@@ -88,8 +88,8 @@ find_cargo() {
     return 1
 }
 
-# need_rust: there is a Rust toolchain that is new enough, and what it needs: a linker, and
-# certificates to fetch crates by.
+# need_rust: there is a Rust toolchain that is new enough, and what it needs: a linker, certificates to
+# fetch crates by, and protoc with its own definitions, which the client of etcd is made with.
 need_rust() {
     local wanted version
     find_cargo || die "a Rust toolchain is needed (https://rustup.rs)"
@@ -100,6 +100,8 @@ need_rust() {
             "(rustup update, or https://rustup.rs)"
     need gcc libc6-dev || command -v cc >/dev/null || die "a C linker is needed (package gcc)"
     need ca-certificates || true
+    need protobuf-compiler libprotobuf-dev || command -v protoc >/dev/null ||
+        die "protoc is needed (packages protobuf-compiler and libprotobuf-dev)"
 }
 
 # seconds_since START: whole seconds, START being a value of $SECONDS.

@@ -65,6 +65,7 @@ step_unit() {
         echo "e2fsprogs, acl, attr, fuse3, iproute2, python3, make or binutils are missing: tests may fail"
     need xfsprogs btrfs-progs || echo "tests on xfs and btrfs are left out"
     need bindfs || echo "a test on bindfs is left out"
+    need etcd-server || echo "tests of failover are left out"
     with_rings
     local failed=
     run_test_programs "$(IFS=,; echo "${simulations[*]}")" test --workspace --no-run || failed=yes

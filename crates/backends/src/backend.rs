@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_core::{FileSystem, FsUuid, Fut, Result};
+use dray_core::{FileId, FileSystem, FsUuid, Fut, Result};
 
 pub use crate::posix::{DescriptorStore, Difference, ExportLocation, FsIdentity, OnDeath, Squash};
 
@@ -191,6 +191,9 @@ pub struct BackendResources {
     pub state_file: PathBuf,
     /// Keeps deleted files that are open when the server dies; none: they end with the server.
     pub descriptor_store: Option<Arc<dyn DescriptorStore>>,
+    /// Deleted files that are open are kept in the files' own file system, where another server finds them.
+    /// A backend without such servers has no use for it.
+    pub keeps_removed: bool,
     /// Descriptors for files open at clients.
     pub open_descriptors_max: usize,
     /// Descriptors for inodes used lately.
@@ -234,6 +237,14 @@ pub trait Backend: FileSystem {
     /// its session has ended. What a process before this one left below can be given back. May be called
     /// more than once.
     fn recovered(&self);
+
+    /// Before clients of another server of the same files come here: looks for removed files that the other
+    /// one has kept for them ([`BackendResources::keeps_removed`]). Errors: those of the file system below.
+    fn find_removed(&self) -> Result<()>;
+
+    /// When those clients have come back, or cannot any more: removes what was kept of their files
+    /// (`are_ours`) and is not open here.
+    fn forget_removed(&self, are_ours: &dyn Fn(FileId) -> bool);
 
     /// This backend is about to be dropped, and clients will open their files again in its
     /// successor.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dray_core::FsInfo;
-use dray_fabric::{Connect, ConnectFrom};
+use dray_fabric::{Connect, ConnectFrom, ConnectInTurn};
 use dray_rpc::auth::Key;
 use dray_rpc::client::{ClientOptions, ClientSession, ConnectError, SessionMemory};
 
@@ -80,13 +80,31 @@ pub(crate) async fn begin_session(
     ClientSession::begin(connector, options, memory, info, patience).await
 }
 
+/// A session that begins with its first call, with whichever of the servers of `target` serves its export
+/// then; see [`ClientSession::begin_with_use`].
+pub(crate) fn session_with_use(
+    target: &Target,
+    options: &ConnectOptions,
+    memory: SessionMemory,
+    info: FsInfo,
+) -> Arc<ClientSession> {
+    let (connector, options) =
+        (connector(target, options), session_options(&target.export, options));
+    ClientSession::begin_with_use(connector, options, memory, info)
+}
+
 /// A client without a key shows that its machine vouches for it, as far as it may.
 fn connector(target: &Target, options: &ConnectOptions) -> Arc<dyn Connect> {
     let from = match options.key {
         Some(_) => ConnectFrom::Any,
         None => ConnectFrom::ReservedPort,
     };
-    dray_fabric::connector(&target.address, from)
+    let first = dray_fabric::connector(&target.address, from);
+    if target.is_single() {
+        return first;
+    }
+    let others = target.others.iter().map(|address| dray_fabric::connector(address, from));
+    Arc::new(ConnectInTurn::new(std::iter::once(first).chain(others).collect()))
 }
 
 fn session_options(export: &str, options: &ConnectOptions) -> ClientOptions {

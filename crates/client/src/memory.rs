@@ -8,11 +8,12 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use dray_core::NodeId;
+use dray_layers::placement::SERVERS_MAX;
 use dray_rpc::client::SessionMemory;
 use dray_rt::random_u64;
 
 /// Where the definition lies in the file. It is behind the memory of all sessions that a client can
-/// have ([`SERVERS_MAX`](dray_layers::placement::SERVERS_MAX)), each of which takes 2.1 GiB of
+/// have ([`ClientMemory::SESSIONS_MAX`]), each of which takes 2.1 GiB of
 /// addresses. Only pages in use take memory.
 const DEFINITION_AT: u64 = 1 << 44;
 /// The longest definition, bytes.
@@ -69,6 +70,9 @@ impl ClientFiles {
 }
 
 impl ClientMemory {
+    /// Sessions that there is room for.
+    pub(crate) const SESSIONS_MAX: usize = SERVERS_MAX;
+
     /// The memory of a server that is a client of other servers: `path` for its sessions, and beside it a file
     /// with the ending `definition`. `boot`: of this machine. Errors: see [`SessionMemory::open_file`].
     pub fn open_files(path: &Path, boot: u128) -> io::Result<ClientMemory> {

@@ -143,7 +143,8 @@ impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.address {
             Address::Unix(path) => {
-                write!(f, "dray+unix://{}?export={}", path.display(), self.export)
+                write!(f, "dray+unix://{}?export={}", path.display(), self.export)?;
+                self.others.iter().try_for_each(|other| write!(f, " or {other}"))
             }
             Address::Tcp { .. } => {
                 let addresses = std::iter::once(&self.address).chain(&self.others);

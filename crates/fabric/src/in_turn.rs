@@ -42,6 +42,10 @@ impl Connect for ConnectInTurn {
         })
     }
 
+    fn in_turn(&self) -> &[Arc<dyn Connect>] {
+        &self.servers
+    }
+
     fn target(&self) -> String {
         let targets: Vec<String> = self.servers.iter().map(|server| server.target()).collect();
         targets.join(" or ")

@@ -17,6 +17,12 @@ pub trait Connect: Send + Sync + 'static {
 
     /// Where it connects to, for people.
     fn target(&self) -> String;
+
+    /// A connector for each server, where it is one of several that serves what is wanted. Empty: there is
+    /// one.
+    fn in_turn(&self) -> &[Arc<dyn Connect>] {
+        &[]
+    }
 }
 
 /// Accepts connections.

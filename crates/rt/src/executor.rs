@@ -177,6 +177,11 @@ impl ExecutorHandle {
         ExecutorHandle { shared: current().expect("only a task has a current executor") }
     }
 
+    /// Whether the running task belongs to this executor.
+    pub fn is_current(&self) -> bool {
+        current().is_some_and(|here| Arc::ptr_eq(&here, &self.shared))
+    }
+
     /// Starts a task there.
     pub fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
         spawn_on(&self.shared, future);

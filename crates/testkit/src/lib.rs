@@ -8,6 +8,7 @@
 //! on it; nothing that ships does.
 
 pub mod conformance;
+pub mod etcd;
 pub mod fixture;
 pub mod heap;
 pub mod model;

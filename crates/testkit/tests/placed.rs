@@ -19,13 +19,15 @@ use site::{agree, generated, placed, posix};
 
 const SERVERS: usize = 3;
 const STRIPED: &str = "layout = \"cluster-stripe\"\nstripe = \"4K\"";
-const LAYOUTS: [&str; 6] = [
+const LAYOUTS: [&str; 8] = [
     "layout = \"cluster\"",
     STRIPED,
     "layout = \"cluster\"\nspread_creates = true",
     "layout = \"cluster-stripe\"\nstripe = \"8K\"\nwidth = 2\nspread_creates = true",
     "layout = \"cluster\"\ndata_hash = \"modulo\"\nmeta_hash = \"jenkins\"",
     "layout = \"cluster\"\ndata_hash = \"fnv-1a\"",
+    "layout = \"cluster\"\nfailover = true",
+    "layout = \"cluster-stripe\"\nstripe = \"4K\"\nfailover = true\nspread_creates = true",
 ];
 
 const ON_TMPFS: OptionalFeatures =

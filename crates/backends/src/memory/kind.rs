@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_core::{Fut, Result};
+use dray_core::{FileId, Fut, Result};
 
 use super::{MemoryFs, MemoryOptions};
 use crate::backend::{
@@ -124,6 +124,12 @@ impl Backend for MemoryFs {
     }
 
     fn recovered(&self) {}
+
+    fn find_removed(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn forget_removed(&self, _: &dyn Fn(FileId) -> bool) {}
 
     fn leave(&self) {}
 }

@@ -5,7 +5,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
 use dray_core::{
-    Context, Errno, Error, FileId, FileType, FsInfo, FsUuid, Fut, Identity, Op, Result, Taker, Uid,
+    Attr, Context, Errno, Error, FileId, FileType, FsInfo, FsUuid, Fut, Identity, Op, Result,
+    Taker, Uid,
 };
 use dray_rt::Instant;
 
@@ -18,11 +19,12 @@ use super::inode_cache::{CachedInode, InodeCache};
 use super::lanes::{DeferredClose, Lane, Lanes};
 use super::lower_fs::{BTRFS, EXT, LowerFs};
 use super::mounts_below::MountsBelow;
-use super::options::{Inline, PosixOptions};
+use super::options::{DescriptorStore, Inline, PosixOptions};
 use super::parent::SeenInside;
 use super::path_log::LogIdentity;
 use super::paths::{Numbering, PathTable};
 use super::recently_unlinked::{ClientThread, RecentlyUnlinked};
+use super::removed::{REMOVED_DIR, RemovedFiles};
 use super::root::Root;
 use super::sys::InodeStat;
 use super::watch::ExportWatch;
@@ -49,6 +51,8 @@ pub(crate) struct Core {
     /// None where the file system copies no files before a change.
     pub(super) copy_ups: Option<Box<CopyUps>>,
     pub(crate) files: Arc<OpenFileTable>,
+    /// Removed files that another server could go on with; none where there is no other.
+    pub(super) removed: Option<Arc<RemovedFiles>>,
     pub(crate) locks: LockTable,
     pub(crate) below: LowerFs,
     /// Calls return soon enough to be made by the calling thread.
@@ -96,6 +100,14 @@ impl Core {
             kind: format!("{}, {quality}", below.kind),
             read_only: options.read_only,
         };
+        let removed = match options.keeps_removed && !options.read_only {
+            true => Some(Arc::new(RemovedFiles::open(mount.as_fd(), proc_fd.as_fd())?)),
+            false => None,
+        };
+        let store = match &removed {
+            Some(removed) => Some(removed.clone() as Arc<dyn DescriptorStore>),
+            None => options.descriptor_store.clone(),
+        };
         let descriptors = descriptor_limit();
         let lanes = Lanes::new(&options, below.is_memory());
         let or = |wanted: usize, else_: usize| if wanted == 0 { else_ } else { wanted };
@@ -117,10 +129,11 @@ impl Core {
             files: OpenFileTable::new(
                 (or(options.open_descriptors_max, descriptors / 2).max(1), descriptors),
                 options.open_files_max,
-                options.descriptor_store.clone().map(|descriptor_store| (descriptor_store, uuid)),
+                store.map(|store| (store, uuid)),
                 (matches!(ids, Ids::Native(_)), lanes.clone()),
             ),
             ids,
+            removed,
             locks: LockTable::new(options.locks_max),
             inline: match options.inline {
                 Inline::Auto => below.is_local(),
@@ -167,6 +180,17 @@ impl Core {
         let umask = makes.then_some(cx.umask);
         let (thread, taker, internal) = (ClientThread::of(cx), cx.taker(), cx.internal);
         SquashedCaller { who, umask, thread, taker, internal }
+    }
+
+    /// Whether clients do not see this name in the directory `dir`.
+    pub(super) fn hides(&self, dir: FileId, name: &[u8]) -> bool {
+        self.removed.is_some() && dir == self.info.root && name == REMOVED_DIR
+    }
+
+    /// `attr` as clients see it: a hidden name does not count.
+    pub(super) fn shown(&self, id: FileId, attr: Attr) -> Attr {
+        let hidden = self.removed.as_ref().is_some_and(|removed| removed.has(id));
+        Attr { nlink: attr.nlink.saturating_sub(u32::from(hidden)), ..attr }
     }
 
     /// `EROFS` where changes are refused.

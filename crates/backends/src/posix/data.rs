@@ -381,6 +381,25 @@ pub(crate) fn read_dir(
     }
 }
 
+/// Passes each name in the directory `fd` on. Errors: those of lseek(2) and getdents64(2).
+pub(super) fn names_in(fd: BorrowedFd<'_>, mut each: impl FnMut(&[u8])) -> Result<()> {
+    sys::seek(fd, 0, libc::SEEK_SET)?;
+    let mut records = [0u64; DIR_BUFFER_BYTES / 8];
+    loop {
+        let bytes = sys::read_dir(fd, &mut records)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the array's memory, read as bytes, within its bounds.
+        let all = unsafe { std::slice::from_raw_parts(records.as_ptr().cast::<u8>(), bytes) };
+        let mut rest = all;
+        while let Some(record) = Record::first(rest) {
+            each(record.name);
+            rest = &rest[record.len_bytes..];
+        }
+    }
+}
+
 struct Filling<'a> {
     core: &'a Core,
     dir: FileId,
@@ -396,6 +415,9 @@ impl Filling<'_> {
         while let Some(record) = Record::first(records) {
             records = &records[record.len_bytes..];
             if record.name == b"." || record.name == b".." {
+                continue;
+            }
+            if self.core.hides(self.dir, record.name) {
                 continue;
             }
             let beside = if self.plus { ENTRY_PLUS_BYTES } else { ENTRY_BYTES };

@@ -410,7 +410,7 @@ impl Core {
     /// holds it, and not for this caller.
     pub(crate) fn attr(&self, caller: &SquashedCaller, id: FileId) -> Result<Attr> {
         let node = self.node_for(caller, id)?;
-        let attr = self.stat(node.fd())?.attr;
+        let attr = self.shown(id, self.stat(node.fd())?.attr);
         // The caller may have looked up another descriptor of it.
         let is_there = attr.nlink > 0
             || self.files.in_use(id)

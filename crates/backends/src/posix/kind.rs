@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_core::{Fut, Result};
+use dray_core::{FileId, Fut, Result};
 
 use super::{Inline, PosixFs, PosixOptions, Root, source::DirectorySource};
 use crate::backend::{
@@ -114,6 +114,7 @@ impl FoundBackend for FoundDirectory {
             shared_ids: resources.shared_ids,
             path_table_file: Some(resources.state_file),
             descriptor_store: resources.descriptor_store,
+            keeps_removed: resources.keeps_removed,
             open_descriptors_max: resources.open_descriptors_max,
             inode_cache_max: resources.inode_cache_max,
             on_death: Some(resources.on_death),
@@ -158,6 +159,14 @@ impl Backend for PosixFs {
 
     /// The descriptor store has what is left, and is asked elsewhere.
     fn recovered(&self) {}
+
+    fn find_removed(&self) -> Result<()> {
+        PosixFs::find_removed(self)
+    }
+
+    fn forget_removed(&self, are_ours: &dyn Fn(FileId) -> bool) {
+        PosixFs::forget_removed(self, are_ours);
+    }
 
     fn leave(&self) {
         PosixFs::leave(self);

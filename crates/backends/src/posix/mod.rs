@@ -32,6 +32,7 @@ mod path_log;
 mod path_rewrite;
 mod paths;
 mod recently_unlinked;
+mod removed;
 mod reopen;
 mod root;
 mod shared_key;
@@ -128,6 +129,20 @@ impl PosixFs {
     /// without their ends.
     pub fn caveats(&self) -> Vec<String> {
         self.core.below.caveats(matches!(self.core.ids, core::Ids::Native(_)))
+    }
+
+    /// Looks for removed files that another server has kept for its clients
+    /// ([`PosixOptions::keeps_removed`]). To be called before those clients open them here. Errors: those of
+    /// reading the directory where they are kept.
+    pub fn find_removed(&self) -> Result<()> {
+        self.core.removed.as_ref().map_or(Ok(()), |removed| removed.find())
+    }
+
+    /// Removes files that were kept, are not open here, and `are_ours`: no client has come back for them.
+    pub fn forget_removed(&self, are_ours: impl Fn(FileId) -> bool) {
+        if let Some(removed) = &self.core.removed {
+            removed.forget(|id| are_ours(id) && self.core.files.find(id).is_none());
+        }
     }
 
     /// Whether another server of the directory gives its files the same ids, if it has the same key.

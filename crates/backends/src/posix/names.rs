@@ -59,6 +59,9 @@ impl Core {
         name: &Name,
     ) -> Result<Entry> {
         let dir = self.directory(dir)?;
+        if self.hides(dir.id, name.as_bytes()) {
+            return Err(Errno::ENOENT.into());
+        }
         // The file is probably removed at once, and its descriptor would only be closed again.
         if dir.expects_removal(caller.thread)
             && let Some(entry) = self.stat_without_opening(dir.id, dir.fd(), name)

@@ -141,8 +141,10 @@ impl OpenFile for PosixFile {
 
     fn getattr<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Attr>> {
         let file = self.state.clone();
-        let look =
-            move |core: &Core, _: &SquashedCaller| Ok(core.stat(file.fd(core)?.as_fd())?.attr);
+        let look = move |core: &Core, _: &SquashedCaller| {
+            let attr = core.stat(file.fd(core)?.as_fd())?.attr;
+            Ok(core.shown(file.inode.id, attr))
+        };
         Box::pin(self.core.run(cx, (Op::Getattr, self.id()), look))
     }
 

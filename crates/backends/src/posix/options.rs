@@ -138,6 +138,9 @@ pub struct PosixOptions {
     pub locks_max: usize,
     /// Keeps deleted files that are open; none: they end with this process.
     pub descriptor_store: Option<Arc<dyn DescriptorStore>>,
+    /// Deleted files that are open are kept in a hidden directory of the export, for another server that
+    /// goes on for their clients. Then there is no use for `descriptor_store`.
+    pub keeps_removed: bool,
     /// Is notified when the file system below has died. None: its calls fail, and nothing else
     /// happens.
     pub on_death: Option<Arc<dyn OnDeath>>,
@@ -162,6 +165,7 @@ impl Default for PosixOptions {
             shared_ids: false,
             locks_max: 1 << 20,
             descriptor_store: None,
+            keeps_removed: false,
             on_death: None,
         }
     }

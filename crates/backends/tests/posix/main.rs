@@ -6,6 +6,7 @@ mod escape;
 mod learned;
 mod names;
 mod open;
+mod removed;
 mod rig;
 mod rights;
 mod shared;

@@ -10,7 +10,7 @@ use crate::status::report::ServerReport;
 
 /// All of them.
 pub fn text(report: &ServerReport) -> String {
-    let status = report.server.status();
+    let status = report.status();
     let mut calls = PrometheusText::new("dray");
     for export in &report.exports {
         let labels = format!("export=\"{}\"", export.name);

@@ -22,6 +22,7 @@ pub(crate) mod opening;
 pub(crate) mod own_disk;
 mod plan;
 pub(crate) mod projections;
+pub(crate) mod slices;
 pub(crate) mod state;
 mod state_place;
 pub(crate) mod workers;
@@ -48,6 +49,7 @@ use crate::serve::export_state::ExportState;
 use crate::serve::journal::{Boot, ServerJournal};
 use crate::serve::opening::{ExportOpener, SharedState};
 use crate::serve::plan::ServePlan;
+use crate::serve::slices::SlicesByProjection;
 use crate::serve::workers::{StuckThreads, Workers};
 use crate::signals::{self, EndSignals};
 use crate::status::report::ServerReport;
@@ -74,6 +76,7 @@ struct Serving {
     state_dir: PathBuf,
     server: Server,
     exports: Vec<Arc<ExportState>>,
+    slices: SlicesByProjection,
     workers: Arc<Workers>,
     state: SharedState,
     descriptor_store: Option<Arc<DescriptorStoreClient>>,
@@ -98,22 +101,25 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let state_dir = state.dir().to_owned();
     let state = Arc::new(Mutex::new(Some(state)));
     let descriptor_store = start_descriptor_store(&state_dir);
+    let slice_options = options.clone();
     let (journal, boot, loss) = former_server(&state_dir, plan.boot)?;
     let names: Vec<&str> = plan.exports.iter().map(|export| export.name.as_str()).collect();
     let server = Server::awaiting(options, &names, Arc::new(journal));
     let exports: Vec<_> =
         plan.exports.iter().map(|plan| Arc::new(ExportState::new(plan))).collect();
+    let slices = slices::of_plan(&plan, &slice_options, (&server, &state_dir));
     let openings = openings(
         &plan,
         &exports,
-        &server,
+        (&server, &slices),
         (&state, &descriptor_store, descriptors),
         (loss, plan.boot),
     )?;
     opening::open_all(&openings)?;
     plan::warn_of_sharing(&exports); // whose directories are known without links now
-    let workers = Arc::new(Workers::new(&names, plan.threads));
-    let serving = Serving { plan, state_dir, server, exports, workers, state, descriptor_store };
+    let workers = Arc::new(Workers::new(&names, plan.threads).with_slices(slices.clone()));
+    let serving =
+        Serving { plan, state_dir, server, exports, slices, workers, state, descriptor_store };
     let mut executor =
         Executor::new(DriverKind::Epoll).doing(|| "cannot start the executor".into())?;
     let scope = Scope::new();
@@ -125,6 +131,9 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         mounts::watch(serving.exports.clone());
         let result = serve(&serving.plan, serving.report(), &serving.workers, &scope).await;
         notify("STOPPING=1");
+        for slices in serving.slices.values() {
+            slices.leave().await;
+        }
         result
     });
     scope.kill(); // listeners close, and remove their sockets
@@ -155,6 +164,7 @@ impl Serving {
         ServerReport {
             server: self.server.clone(),
             exports: self.exports.clone(),
+            slices: self.slices.clone(),
             listen: self.plan.listen.iter().map(ToString::to_string).collect(),
             state: self.state_dir.clone(),
             threads: self.workers.each(),
@@ -191,7 +201,9 @@ impl Serving {
 impl Serving {
     /// Whether no client may come back to the next server.
     fn is_deserted(&self) -> bool {
-        let all_known = self.exports.iter().all(|export| export.starting().is_none());
+        // The clients of slices may come back from other servers.
+        let all_known =
+            self.slices.is_empty() && self.exports.iter().all(|export| export.starting().is_none());
         all_known && self.server.status().clients.is_empty()
     }
 }
@@ -247,7 +259,7 @@ fn leave_behind(state: &Path, exports: &[Arc<ExportState>], stuck: &StuckThreads
 fn openings(
     plan: &ServePlan,
     exports: &[Arc<ExportState>],
-    server: &Server,
+    (server, slices): (&Server, &SlicesByProjection),
     (state, descriptor_store, descriptors): (
         &SharedState,
         &Option<Arc<DescriptorStoreClient>>,
@@ -264,6 +276,7 @@ fn openings(
             descriptor_store: descriptor_store.clone(),
             descriptors,
             server: server.clone(),
+            slices: slices.get(&plan_of.name).cloned(),
             loss,
             boot,
         }))
@@ -430,8 +443,8 @@ async fn answer_control(question: &str, report: &ServerReport) -> serde_json::Va
         ("status", _) => report.json().await,
         ("evict", who) => {
             let evict = |session| {
-                let server = report.server.clone();
-                dray_rt::spawn_join(async move { server.evict(session).await })
+                let servers = report.servers();
+                dray_rt::spawn_join(async move { evict(&servers, session).await })
             };
             // All at once: each may have to wait for a file system that hangs.
             let evictions: Vec<_> = report.sessions_of(who).into_iter().map(evict).collect();
@@ -450,6 +463,16 @@ async fn answer_control(question: &str, report: &ServerReport) -> serde_json::Va
         },
         (word, _) => control::refusal(&format!("unknown question `{word}`")),
     }
+}
+
+/// Ends a session at whichever of the servers has it.
+async fn evict(servers: &[Server], session: u64) -> bool {
+    for server in servers {
+        if server.evict(session).await {
+            return true;
+        }
+    }
+    false
 }
 
 fn listen_for_metrics(

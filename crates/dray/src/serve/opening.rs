@@ -1,6 +1,7 @@
 //! Opens the exports, each on a thread of its own. A file system that hangs when the server starts
 //! delays its own export and no other.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -8,11 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dray_backends::backend::{Backend, BackendResources, DescriptorStore, FoundBackend, Squash};
-use dray_core::{FileSystem, FsUuid};
+use dray_core::{CallAdmission, FileSystem, FsUuid};
 use dray_layers::aggregate::{Aggregate, PendingEra};
 use dray_layers::faults::{Fault, Faults};
 use dray_layers::{ObservedExport, Observer, observe_export};
-use dray_rpc::server::{Export, ExportLost, Server, StateLoss};
+use dray_rpc::server::{Export, ExportLost, PageCacheId, Server, StateLoss};
 use dray_rt::{DriverKind, Executor};
 
 use crate::error::{ErrorContext, Failure};
@@ -24,6 +25,7 @@ use crate::serve::export_state::{DeathNotice, ExportState, HoldReason};
 use crate::serve::fs_identities::IdentityNote;
 use crate::serve::left_behind;
 use crate::serve::own_disk;
+use crate::serve::slices::ProjectionSlices;
 use crate::serve::state::{ExportIdentity, StateDir};
 
 /// The start waits so long for exports. What is wrong with one that answers within that time
@@ -54,6 +56,8 @@ pub struct ExportOpener {
     pub descriptor_store: Option<Arc<DescriptorStoreClient>>,
     pub descriptors: Descriptors,
     pub server: Server,
+    /// The slices of the projection that the export is, if it has any.
+    pub slices: Option<Arc<ProjectionSlices>>,
     pub loss: StateLoss,
     /// The start of the machine.
     pub boot: u128,
@@ -105,6 +109,13 @@ struct Below {
     lost: Arc<AtomicBool>,
 }
 
+/// What an export is made of, whatever it is called.
+pub(super) struct ExportStack {
+    fs: Arc<dyn FileSystem>,
+    admission: Option<Arc<dyn CallAdmission>>,
+    lost: Arc<AtomicBool>,
+}
+
 /// Why an export is not opened now.
 pub(super) struct OpenFailure {
     failure: Failure,
@@ -126,7 +137,7 @@ impl OpenFailure {
 
 impl ExportOpener {
     /// To its good end, or until the process ends.
-    fn run(&self, report: &Sender<Result<(), Failure>>) {
+    fn run(self: &Arc<Self>, report: &Sender<Result<(), Failure>>) {
         let lasted = self.open_at_last(self.loss, Some(report));
         if lasted > START_MAX {
             log::warn!("export `{}` is open after {} s", self.exported.name, lasted.as_secs());
@@ -135,7 +146,7 @@ impl ExportOpener {
 
     /// Tries until the export is open, and answers how long that took.
     fn open_at_last(
-        &self,
+        self: &Arc<Self>,
         loss: StateLoss,
         report: Option<&Sender<Result<(), Failure>>>,
     ) -> Duration {
@@ -167,14 +178,34 @@ impl ExportOpener {
         }
     }
 
-    fn open(&self, loss: StateLoss) -> Result<(), OpenFailure> {
+    fn open(self: &Arc<Self>, loss: StateLoss) -> Result<(), OpenFailure> {
         let mut executor =
             Executor::new(DriverKind::Epoll).doing(|| "cannot start an executor".into())?;
         let below = self.below()?;
         self.wait_for_former()?;
-        let export = self.export(below, &mut executor)?;
-        let opened = executor.block_on(self.server.open(export, loss));
-        opened.map_err(|ExportLost| self.died())
+        let stack = self.stack(below, &mut executor)?;
+        let mut export = self.export(&self.plan.name, &stack);
+        let Some(slices) = &self.slices else {
+            let opened = executor.block_on(self.server.open(export, loss));
+            return opened.map_err(|ExportLost| self.died());
+        };
+        let opener = self.clone();
+        let page_cache = self.page_cache()?;
+        slices.begin((Box::new(move |slice| opener.export(slice, &stack)), page_cache))?;
+        // Sessions are those of the slices: nothing of this one is taken up again.
+        export.definition_only = true;
+        let opened = executor.block_on(self.server.open(export, StateLoss::Nothing));
+        opened.map_err(|ExportLost| {
+            slices.end();
+            self.died()
+        })
+    }
+
+    /// Where writes are kept that are not synced.
+    fn page_cache(&self) -> Result<PageCacheId, Failure> {
+        let dir = self.exported.path();
+        let metadata = std::fs::metadata(&dir).doing(|| self.cannot())?;
+        Ok(PageCacheId::of(self.boot, metadata.dev()))
     }
 
     /// Takes the export away from its clients, as if the server had died, and opens it again once
@@ -187,11 +218,14 @@ impl ExportOpener {
         Ok(())
     }
 
-    fn open_anew(&self) {
+    fn open_anew(self: &Arc<Self>) {
         if !self.exported.closed() {
             return; // another one is at it
         }
         let name = &self.plan.name;
+        if let Some(slices) = &self.slices {
+            slices.end(); // other servers serve them meanwhile
+        }
         let Some(withdrawn) = self.server.withdraw(name, self.loss) else { return };
         let begun = dray_rt::now();
         while withdrawn.is_in_use() {
@@ -250,6 +284,10 @@ impl ExportOpener {
                 .descriptor_store
                 .clone()
                 .map(|descriptor_store| descriptor_store as Arc<dyn DescriptorStore>),
+            keeps_removed: plan
+                .projection
+                .as_ref()
+                .is_some_and(|projection| projection.definition.failover),
             open_descriptors_max: self.descriptors.files_of_each,
             inode_cache_max: self.descriptors.inodes_of_each,
             on_death: Arc::new(on_death),
@@ -269,13 +307,18 @@ impl ExportOpener {
     }
 
     /// Puts the export's stack together: observers over what serves it.
-    fn export(&self, below: Below, executor: &mut Executor) -> Result<Export, Failure> {
-        let plan = &self.plan;
+    fn stack(&self, below: Below, executor: &mut Executor) -> Result<ExportStack, Failure> {
         let Below { backend, era, lost } = below;
         let fs = self.aggregated(backend, era, &lost, executor)?;
         let ObservedExport { fs, admission } = observe_export(fs, self.observers());
-        let mut export = Export::new(&plan.name, fs, plan.allow.clone());
-        export.admission = admission;
+        Ok(ExportStack { fs, admission, lost })
+    }
+
+    /// The export, or a slice of it, over that stack.
+    fn export(&self, name: &str, stack: &ExportStack) -> Export {
+        let plan = &self.plan;
+        let mut export = Export::new(name, stack.fs.clone(), plan.allow.clone());
+        export.admission = stack.admission.clone();
         export.insecure = plan.insecure;
         export.writes_late = plan.aggregation.merge_bytes > 0;
         export.one_user = matches!(plan.squash, Squash::All(..));
@@ -284,7 +327,7 @@ impl ExportOpener {
             plan.projection.as_ref().map(|projection| Arc::new(projection.for_clients()));
         export.gives_object_ids =
             plan.projection.as_ref().is_some_and(|projection| projection.is_home());
-        Ok(export.that_may_be_lost(lost))
+        export.that_may_be_lost(stack.lost.clone())
     }
 
     /// The file system with read-ahead and merged writes, if they are on.

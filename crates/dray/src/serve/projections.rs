@@ -59,10 +59,19 @@ pub struct ServerNames<'a> {
 /// The projections in `file`. Errors: all that is wrong in it.
 pub fn definitions_in(file: &Path) -> Result<Vec<Definition>, Failure> {
     let text = config::read_text(file, "projections")?;
-    parse_definitions(&text).map_err(|errors| {
+    let definitions = parse_definitions(&text).map_err(|errors| {
         let line = |error: &DefinitionError| format!("{}: {error}", file.display());
         Failure::usage(errors.iter().map(line).collect::<Vec<_>>().join("\n"))
-    })
+    })?;
+    // As in a text for clients, who need no more.
+    if let Some(lost) = definitions.iter().find(|one| one.failover && one.cluster.is_none()) {
+        return Err(Failure::usage(format!(
+            "{}: projection `{}`: failover needs a table [cluster] with etcd = [\"http://HOST\"]",
+            file.display(),
+            lost.name
+        )));
+    }
+    Ok(definitions)
 }
 
 /// The exports of the projections in `file` that this server is a part of. Errors: anything is wrong
@@ -250,5 +259,7 @@ mod tests {
         let said = replaced("io2", "io1").unwrap_err();
         assert!(said.contains("is there twice"), "{said}");
         assert!(exports("", None, &[]).unwrap_err().contains("there is no [projection.NAME]"));
+        let said = exports(&format!("{THREE}failover = true"), Some("tcp://io1"), &[]).unwrap_err();
+        assert!(said.contains("failover needs a table [cluster]"), "{said}");
     }
 }

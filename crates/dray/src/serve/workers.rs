@@ -15,9 +15,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dray_fabric::Incoming;
-use dray_rpc::server::{Admission, Server, wanted_export};
+use dray_rpc::server::{Admission, Server, wanted_export, wanted_slice};
 use dray_rt::sync::oneshot;
 use dray_rt::{CpuSet, DriverKind, Executor, ExecutorHandle, Scope};
+
+use crate::serve::slices::{self, SlicesByProjection};
 
 /// Threads of all exports together. Where there are more exports each has one.
 const THREADS_MAX: usize = 1024;
@@ -28,6 +30,10 @@ const GREETING_MAX: Duration = Duration::from_secs(10);
 /// A server's threads.
 pub struct Workers {
     exports: BTreeMap<String, Group>,
+    slices: SlicesByProjection,
+    /// For each projection with slices the thread on which notes of other servers arrive. It waits for
+    /// the disk of the state directory, and for no file system of an export.
+    ports: BTreeMap<String, Group>,
     /// CPUs that this process may use, in order.
     cpus: Vec<usize>,
     /// Threads of one export.
@@ -38,6 +44,13 @@ pub struct Workers {
 struct Group {
     workers: Vec<Mutex<Option<Worker>>>,
     next: AtomicUsize,
+}
+
+impl Group {
+    fn of(threads: usize) -> Group {
+        let workers = (0..threads).map(|_| Mutex::default()).collect();
+        Group { workers, next: AtomicUsize::new(0) }
+    }
 }
 
 #[derive(Clone)]
@@ -81,12 +94,14 @@ impl Workers {
         let cpus = allowed_cpus();
         let count = if count == 0 { cpus.len() } else { count };
         let each = count.min(THREADS_MAX / exports.len().max(1)).max(1);
-        let group = || Group {
-            workers: (0..each).map(|_| Mutex::default()).collect(),
-            next: AtomicUsize::new(0),
-        };
-        let exports = exports.iter().map(|name| ((*name).to_owned(), group())).collect();
-        Workers { exports, cpus, each }
+        let exports = exports.iter().map(|name| ((*name).to_owned(), Group::of(each))).collect();
+        Workers { exports, slices: BTreeMap::new(), ports: BTreeMap::new(), cpus, each }
+    }
+
+    /// With these slices of exports among them.
+    pub fn with_slices(self, slices: SlicesByProjection) -> Workers {
+        let ports = slices.keys().map(|name| (name.clone(), Group::of(1))).collect();
+        Workers { slices, ports, ..self }
     }
 
     /// Threads that one export may have.
@@ -123,9 +138,15 @@ impl Workers {
         head: &[u8],
     ) {
         let peer = incoming.peer();
-        let group = wanted_export(head).and_then(|name| self.exports.get(&name));
+        if let Some(slice) = wanted_slice(head) {
+            return self.serve_notes(&slice, incoming, admission);
+        }
+        let wanted = wanted_export(head);
+        let slice = wanted.as_ref().and_then(|name| self.slice(name));
+        let export = wanted.as_deref().map(|name| slices::projection_of(name).unwrap_or(name));
+        let group = export.and_then(|name| self.exports.get(name));
         let index = group.map(|group| (group, self.index(group, &*incoming)));
-        let server = server.clone();
+        let server = slice.unwrap_or_else(|| server.clone());
         let serve = async move {
             match incoming.establish() {
                 Ok(connection) => server.serve_admitted(connection, admission).await,
@@ -134,6 +155,37 @@ impl Workers {
         };
         let Some((group, index)) = index else { return serve.await };
         match self.place(group, index) {
+            Ok(place) => place.spawn(serve),
+            Err(error) => log::error!("cannot start a thread for {peer}: {error}"),
+        }
+    }
+
+    /// What serves an export, if that is a slice that this server can serve.
+    fn slice(&self, name: &str) -> Option<Server> {
+        self.slices.get(slices::projection_of(name)?)?.server_of(name)
+    }
+
+    /// Takes the notes of another server.
+    fn serve_notes(&self, slice: &str, incoming: Box<dyn Incoming>, admission: Admission) {
+        let peer = incoming.peer();
+        let projection = slices::projection_of(slice);
+        let found =
+            projection.and_then(|name| Some((self.slices.get(name)?, self.ports.get(name)?)));
+        let Some((slices, group)) = found else {
+            return log::warn!(
+                "{peer} brings notes of `{slice}`, which is no slice of this server"
+            );
+        };
+        let Some(served) = slices.served(slice) else {
+            return log::debug!("{peer} brings notes of `{slice}`, which is not open yet");
+        };
+        let serve = async move {
+            match incoming.establish() {
+                Ok(connection) => served.take_notes(connection, admission).await,
+                Err(error) => log::error!("cannot serve a connection of {peer}: {error}"),
+            }
+        };
+        match self.place(group, 0) {
             Ok(place) => place.spawn(serve),
             Err(error) => log::error!("cannot start a thread for {peer}: {error}"),
         }
@@ -154,7 +206,8 @@ impl Workers {
         if let Some(worker) = &*started {
             return Ok(worker.place.clone());
         }
-        let home = (self.each == self.cpus.len()).then(|| self.cpus[index]);
+        let is_pinned = self.each == self.cpus.len() && group.workers.len() == self.each;
+        let home = is_pinned.then(|| self.cpus[index]);
         let worker = Worker::start(index, home)?;
         let place = worker.place.clone();
         *started = Some(worker);
@@ -167,6 +220,7 @@ impl Workers {
         let ending: Vec<_> = self
             .exports
             .iter()
+            .chain(&self.ports)
             .flat_map(|(name, group)| group.workers.iter().map(move |worker| (name, worker)))
             .filter_map(|(name, worker)| Some((name, lock(worker).take()?)))
             .map(|(name, worker)| {

@@ -2,6 +2,7 @@
 
 mod columns;
 pub(crate) mod report;
+mod servers;
 pub(crate) mod status_table;
 
 use std::collections::HashMap;

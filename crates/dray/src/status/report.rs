@@ -14,11 +14,14 @@ use serde_json::{Value, json};
 use crate::mount::flusher;
 use crate::mount::mount_table::MountInfo;
 use crate::serve::export_state::{DirectoryState, ExportState};
+use crate::serve::slices::SlicesByProjection;
+use crate::status::servers::servers;
 
 /// What is said of a server beside what it says itself.
 pub struct ServerReport {
     pub server: Server,
     pub exports: Vec<Arc<ExportState>>,
+    pub slices: SlicesByProjection,
     pub listen: Vec<String>,
     pub state: PathBuf,
     pub threads: usize,
@@ -30,9 +33,34 @@ fn seconds(time: Duration) -> f64 {
 }
 
 impl ServerReport {
+    /// Of all exports, and of the slices that are served here.
+    pub fn servers(&self) -> Vec<Server> {
+        let slices = self.slices.values().flat_map(|slices| slices.servers());
+        std::iter::once(self.server.clone()).chain(slices).collect()
+    }
+
+    /// Of all of them.
+    pub fn status(&self) -> ServerStatus {
+        let slices = self.slices.values().flat_map(|slices| slices.servers());
+        slices.fold(self.server.status(), |all, server| all.and(server.status()))
+    }
+
+    async fn status_with_paths(&self) -> ServerStatus {
+        let mut all = self.server.status_with_paths().await;
+        let slices = self.slices.values().flat_map(|slices| slices.servers());
+        let asked = slices.map(|server| async move { server.status_with_paths().await });
+        for status in
+            dray_rt::join_all(asked.map(|one| Box::pin(one) as dray_core::Fut<'_, _>).collect())
+                .await
+        {
+            all = all.and(status);
+        }
+        all
+    }
+
     /// The whole status.
     pub async fn json(&self) -> Value {
-        let status = self.server.status_with_paths().await;
+        let status = self.status_with_paths().await;
         json!({
             "kind": "server",
             "version": env!("CARGO_PKG_VERSION"),
@@ -87,6 +115,7 @@ impl ServerReport {
                     "servers": definition.servers.len(),
                 })
             }),
+            "slices": self.slices.get(&export.name).map(|slices| slices.json()),
             "ops": ops,
             "mapped_twice": mapped_twice,
             "aggregate": export.aggregate_counts().map(|counts| {
@@ -146,7 +175,7 @@ impl ServerReport {
     pub fn sessions_of(&self, who: &str) -> Vec<u64> {
         let number = u64::from_str_radix(who, 16).ok();
         let means = |session: u64, host: &str| Some(session) == number || host == who;
-        let clients = self.server.status().clients;
+        let clients = self.status().clients;
         let meant = clients.iter().filter(|client| means(client.session, &client.host));
         meant.map(|client| client.session).collect()
     }
@@ -187,9 +216,10 @@ impl MountReport {
         self.known.now_at().display().to_string()
     }
 
-    /// Of each session, in the order of the projection's servers.
+    /// Of each session that has begun, in the order of the projection's servers.
     pub fn sessions(&self) -> Vec<SessionStatus> {
-        self.session.sessions().iter().map(|session| session.status()).collect()
+        let begun = self.session.sessions().iter().filter(|session| session.has_begun());
+        begun.map(|session| session.status()).collect()
     }
 
     /// What may not be on media at any server.
@@ -233,7 +263,7 @@ impl MountReport {
                 "name": projection.definition.name,
                 "layout": projection.definition.layout.to_string(),
                 "definition": format!("{:016x}", projection.definition.fingerprint()),
-                "servers": with_shares(sessions.chunks(1).map(server).collect()),
+                "servers": servers(projection, &self.session),
             })),
             "process": { "copied_bytes": dray_core::copied_bytes() },
             "unsynced": unsynced(&UnsyncedStatus::sum(sessions.iter().map(|one| &one.unsynced))),
@@ -245,18 +275,8 @@ impl MountReport {
     }
 }
 
-/// How evenly load lies: each server of a projection with its part of all calls, per cent.
-fn with_shares(mut servers: Vec<Value>) -> Vec<Value> {
-    let calls = |server: &Value| server["calls"].as_f64().unwrap_or(0.0);
-    let all = servers.iter().map(calls).sum::<f64>().max(1.0);
-    for server in &mut servers {
-        server["calls_percent"] = json!((calls(server) * 1000.0 / all).round() / 10.0);
-    }
-    servers
-}
-
 /// What is said of the sessions of a mount: of one, or of all servers of a projection together.
-fn server(sessions: &[SessionStatus]) -> Value {
+pub(super) fn server(sessions: &[SessionStatus]) -> Value {
     let of_channels = |count: fn(&ChannelStats) -> u64| {
         sessions.iter().flat_map(|session| &session.channels).map(count).sum::<u64>()
     };

@@ -225,7 +225,9 @@ fn mount(report: &Value, room: Option<usize>, out: &mut String) {
 /// How it stands with one server.
 fn session(server: &Value, out: &mut String) {
     let is = |what: &str| server[what] == true;
+    let unused = server["slices"].as_array().is_some_and(Vec::is_empty);
     let state = match (is("connected"), is("evicted"), is("redefined")) {
+        _ if unused => "not used so far",
         (_, true, _) => "EVICTED by its administrator, unmount and mount again",
         (_, _, true) => "REDEFINED: the projection is another one now, unmount and mount again",
         (true, _, _) => "connected",
@@ -244,6 +246,10 @@ fn session(server: &Value, out: &mut String) {
             server["calls_in_flight"],
         ),
     );
+    let slices: Vec<&str> = list(&server["slices"]).iter().filter_map(Value::as_str).collect();
+    if !slices.is_empty() {
+        line(out, &format!("    slices {}", slices.join(" ")));
+    }
     if let Some(why) = server["error"].as_str() {
         line(out, &format!("  {why}"));
     }

@@ -5,6 +5,8 @@ use std::fmt::{self, Write as _};
 use dray_core::FsUuid;
 use dray_core::fnv1a;
 
+use super::cluster::ClusterOptions;
+
 /// Which server has what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
@@ -104,9 +106,14 @@ pub struct Definition {
     pub spread_creates: bool,
     /// No read or write is split over servers.
     pub atomic: bool,
+    /// The share of a dead server goes to others.
+    pub failover: bool,
     /// The subtable `export`: options of the export for the servers. Clients do not get it, and it is no
     /// part of the fingerprint.
     pub export: toml::Table,
+    /// How its servers find each other. Clients do not get it, and it is no part of the fingerprint. None
+    /// without failover, and at clients.
+    pub cluster: Option<ClusterOptions>,
 }
 
 impl Definition {
@@ -127,6 +134,10 @@ impl Definition {
             ("atomic", self.atomic.to_string()),
         ] {
             let _ = writeln!(text, "{key} = {value}"); // a String takes all
+        }
+        // Definitions without it keep the fingerprints that they had before there was failover.
+        if self.failover {
+            text.push_str("failover = true\n");
         }
         text
     }

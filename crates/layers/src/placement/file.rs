@@ -9,7 +9,7 @@ use dray_core::{
 };
 
 use super::fs::PlacedServers;
-use super::mapping::ServerIndex;
+use super::slices::SliceIndex;
 use super::striped::StripedFile;
 
 /// Files of a listing whose attributes are asked for at once.
@@ -21,7 +21,7 @@ const COPY_MAX_BYTES: u64 = IO_MAX_BYTES as u64;
 /// A file that is open at its home server, or a directory at the server of its names.
 pub(super) struct PlacedFile {
     shared: Arc<PlacedServers>,
-    at: ServerIndex,
+    at: SliceIndex,
     how: OpenHow,
     inner: Arc<dyn OpenFile>,
     /// Of a file whose blocks are at several servers.
@@ -32,13 +32,13 @@ impl PlacedFile {
     /// `inner` is open at server `at`.
     pub(super) fn open(
         shared: &Arc<PlacedServers>,
-        (at, how): (ServerIndex, OpenHow),
+        (at, how): (SliceIndex, OpenHow),
         inner: Arc<dyn OpenFile>,
     ) -> Arc<dyn OpenFile> {
         // A file without a name, and one that is used where it was made, is at one server.
-        let splits = shared.placement.splits()
+        let splits = shared.slices.placement().splits()
             && !how.directory()
-            && shared.placement.home(inner.id()) == at;
+            && shared.slices.home(inner.id()) == at;
         let striped = splits.then(|| Box::new(StripedFile::new(shared, (at, how), inner.clone())));
         Arc::new(PlacedFile { shared: shared.clone(), at, how, inner, striped })
     }
@@ -55,7 +55,7 @@ impl PlacedFile {
 
     /// Replaces attributes that are not from a file's home.
     async fn ask_homes(&self, cx: &Context, page: &mut DirPage) {
-        let away = |id: FileId| self.shared.placement.home(id) != self.at;
+        let away = |id: FileId| self.shared.slices.home(id) != self.at;
         let asked: Vec<usize> = page
             .iter()
             .enumerate()

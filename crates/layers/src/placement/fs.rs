@@ -14,8 +14,9 @@ use dray_core::{
 };
 
 use super::file::PlacedFile;
-use super::mapping::{Placement, ServerIndex};
+use super::mapping::Placement;
 use super::places::{FilePlace, FilePlaces};
+use super::slices::{SliceIndex, Slices};
 
 /// Lookups of one name that find a file which is gone when its home server is asked. After that many
 /// the name is reported as absent: others replace the file faster than it can be looked at.
@@ -30,17 +31,18 @@ pub struct PlacedFs {
     pub(super) shared: Arc<PlacedServers>,
 }
 
-/// The servers of a projection, and the mapping that chooses between them.
+/// The servers of a projection, and the mapping that chooses between them. With failover each slice counts as
+/// a server.
 pub(super) struct PlacedServers {
-    pub(super) placement: Placement,
-    /// In the order of the definition.
+    pub(super) slices: Slices,
+    /// One for each slice.
     servers: Vec<Arc<dyn FileSystem>>,
     info: FsInfo,
     pub(super) places: FilePlaces,
 }
 
 impl PlacedServers {
-    pub(super) fn at(&self, ServerIndex(index): ServerIndex) -> &dyn FileSystem {
+    pub(super) fn at(&self, SliceIndex(index): SliceIndex) -> &dyn FileSystem {
         &*self.servers[usize::from(index)]
     }
 
@@ -48,8 +50,8 @@ impl PlacedServers {
         self.info.root
     }
 
-    pub(super) fn indices(&self) -> impl Iterator<Item = ServerIndex> {
-        (0..self.servers.len()).map(|index| ServerIndex(index as u16))
+    pub(super) fn indices(&self) -> impl Iterator<Item = SliceIndex> {
+        self.slices.all()
     }
 
     /// Whether servers may have to learn ids from names.
@@ -59,14 +61,14 @@ impl PlacedServers {
 
     /// The server where a file is used: its content, its attributes and its locks.
     pub(super) fn home(&self, id: FileId) -> &dyn FileSystem {
-        self.at(self.placement.home(id))
+        self.at(self.slices.home(id))
     }
 
     /// A lookup at the directory's server.
     async fn look_at(
         &self,
         cx: &Context,
-        at: ServerIndex,
+        at: SliceIndex,
         (dir, name): (FileId, &Name),
     ) -> Result<Entry> {
         let entry = self.taught(cx, (at, [dir]), || self.at(at).lookup(cx, dir, name)).await?;
@@ -76,12 +78,12 @@ impl PlacedServers {
 
     /// The attributes of a file at its home.
     pub(super) fn getattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Attr>> {
-        self.taught(cx, (self.placement.home(id), [id]), move || self.home(id).getattr(cx, id))
+        self.taught(cx, (self.slices.home(id), [id]), move || self.home(id).getattr(cx, id))
     }
 
     /// The regular file of this name, which may be about to lose the name.
     async fn file_named(&self, cx: &Context, (dir, name): (FileId, &Name)) -> Option<FileId> {
-        let at = self.placement.name(dir, name);
+        let at = self.slices.name(dir, name);
         let entry = self.look_at(cx, at, (dir, name)).await.ok()?;
         (entry.attr.file_type() == FileType::Regular).then_some(entry.id)
     }
@@ -90,7 +92,7 @@ impl PlacedServers {
     async fn about_to_move(
         &self,
         cx: &Context,
-        at: ServerIndex,
+        at: SliceIndex,
         (from, to): ((FileId, &Name), (FileId, &Name)),
         how: RenameHow,
     ) -> Vec<(FileId, FilePlace)> {
@@ -111,26 +113,48 @@ impl PlacedServers {
         moved
     }
 
-    /// Has the home of `file` see that the server `removing` has taken a name from it. Without a name its
-    /// home frees its space, or keeps it for the clients that have it open.
-    async fn show_removed(&self, cx: &Context, file: Option<FileId>, removing: ServerIndex) {
-        if let Some(id) = file.filter(|id| self.placement.home(*id) != removing) {
-            let _ = self.getattr(cx, id).await; // ESTALE if nobody has it open
+    /// The server that takes a name away, which `file` may lose: that of the name. With failover it is the
+    /// file's home. Only that one knows whether the file is open, and has to be kept for its successor.
+    fn removing(&self, named: SliceIndex, file: Option<FileId>) -> SliceIndex {
+        match file {
+            Some(id) if self.slices.placement().fails_over() && !self.learn() => {
+                self.slices.home(id)
+            }
+            _ => named,
+        }
+    }
+
+    /// Has the home of `file`, and the server of the name, see that the server `removing` has taken the name
+    /// from it. Without a name the home frees its space, or keeps it for the clients that have it open.
+    async fn show_removed(
+        &self,
+        cx: &Context,
+        file: Option<FileId>,
+        (removing, named): (SliceIndex, SliceIndex),
+    ) {
+        let Some(id) = file else { return };
+        let home = self.slices.home(id);
+        // ESTALE if nobody has it open.
+        if home != removing {
+            let _ = self.getattr(cx, id).await;
+        }
+        if named != removing {
+            let _ = self.taught(cx, (named, [id]), || self.at(named).getattr(cx, id)).await;
         }
     }
 
     /// The server where a file or directory is opened.
-    pub(super) fn opening(&self, id: FileId, how: OpenHow) -> ServerIndex {
+    pub(super) fn opening(&self, id: FileId, how: OpenHow) -> SliceIndex {
         match how.directory() {
-            true => self.placement.directory(id),
-            false => self.placement.home(id),
+            true => self.slices.directory(id),
+            false => self.slices.home(id),
         }
     }
 
     /// The attributes of `entry` as its home server has them, which `answering` may not be. The file
     /// systems below may cache attributes, so those of another server can be old.
-    async fn at_home(&self, cx: &Context, entry: Entry, answering: ServerIndex) -> Result<Entry> {
-        let home = self.placement.home(entry.id);
+    async fn at_home(&self, cx: &Context, entry: Entry, answering: SliceIndex) -> Result<Entry> {
+        let home = self.slices.home(entry.id);
         if home == answering {
             return Ok(entry);
         }
@@ -146,20 +170,22 @@ macro_rules! at_home {
     ($self:ident, $cx:ident, $id:ident, $method:ident($($argument:expr),*)) => {{
         let shared = &*$self.shared;
         let call = move || shared.home($id).$method($($argument),*);
-        shared.taught($cx, (shared.placement.home($id), [$id]), call)
+        shared.taught($cx, (shared.slices.home($id), [$id]), call)
     }};
 }
 
 impl PlacedFs {
-    /// `servers` in the order of the definition that `placement` is of, one for each server.
+    /// `servers` in the order of the definition that `placement` is of, one for each server. With failover
+    /// one for each slice, in their order.
     ///
     /// # Panics
-    /// If there is not one file system for each server.
+    /// If there is not one file system for each.
     pub fn new(placement: Placement, servers: Vec<Arc<dyn FileSystem>>) -> PlacedFs {
-        assert_eq!(servers.len(), placement.servers_count(), "one file system for each server");
+        let slices = Slices::of(placement);
+        assert_eq!(servers.len(), slices.count(), "one file system for each server or slice");
         let info = servers[0].info().clone();
         let places = FilePlaces::default();
-        PlacedFs { shared: Arc::new(PlacedServers { placement, servers, info, places }) }
+        PlacedFs { shared: Arc::new(PlacedServers { slices, servers, info, places }) }
     }
 
     /// Opens at its home server a file that was just created at the server of its name, where it is closed
@@ -169,9 +195,9 @@ impl PlacedFs {
         &self,
         cx: &Context,
         (entry, created): (Entry, Arc<dyn OpenFile>),
-        (answering, how): (ServerIndex, CreateHow),
+        (answering, how): (SliceIndex, CreateHow),
     ) -> Result<(Entry, Arc<dyn OpenFile>)> {
-        let home = self.shared.placement.home(entry.id);
+        let home = self.shared.slices.home(entry.id);
         let cuts = how.open.truncates() && !how.exclusive;
         let placed = |file| PlacedFile::open(&self.shared, (home, how.open), file);
         if home == answering {
@@ -282,7 +308,7 @@ impl FileSystem for PlacedFs {
         name: &'a Name,
     ) -> Fut<'a, Result<Entry>> {
         Box::pin(async move {
-            let at = self.shared.placement.name(dir, name);
+            let at = self.shared.slices.name(dir, name);
             for _ in 0..LOOKUPS_MAX {
                 let entry = self.shared.look_at(cx, at, (dir, name)).await?;
                 match self.shared.at_home(cx, entry, at).await {
@@ -296,7 +322,7 @@ impl FileSystem for PlacedFs {
 
     fn parent<'a>(&'a self, cx: &'a Context, dir: FileId) -> Fut<'a, Result<Entry>> {
         Box::pin(async move {
-            let at = self.shared.placement.directory(dir);
+            let at = self.shared.slices.directory(dir);
             let shared = &*self.shared;
             let entry = shared.taught(cx, (at, [dir]), || shared.at(at).parent(cx, dir)).await?;
             self.shared.at_home(cx, entry, at).await
@@ -323,7 +349,7 @@ impl FileSystem for PlacedFs {
         what: Make<'a>,
     ) -> Fut<'a, Result<Entry>> {
         let shared = &*self.shared;
-        let at = shared.placement.name(dir, name);
+        let at = shared.slices.name(dir, name);
         // Nobody has asked another server for the new file's attributes, so they are not old.
         let made = shared.taught(cx, (at, [dir]), move || shared.at(at).make(cx, dir, name, what));
         if !shared.learn() {
@@ -345,15 +371,16 @@ impl FileSystem for PlacedFs {
     ) -> Fut<'a, Result<()>> {
         Box::pin(async move {
             let cx = &cx.in_steps();
-            let at = self.shared.placement.name(dir, name);
+            let named = self.shared.slices.name(dir, name);
             let file = match kind {
                 RemoveKind::File => self.shared.file_named(cx, (dir, name)).await,
                 RemoveKind::Directory => None,
             };
             let shared = &*self.shared;
+            let at = shared.removing(named, file);
             let remove = || shared.at(at).remove(cx, dir, name, kind);
             shared.taught(cx, (at, [dir]), remove).await?;
-            self.shared.show_removed(cx, file, at).await;
+            shared.show_removed(cx, file, (at, named)).await;
             Ok(())
         })
     }
@@ -369,16 +396,17 @@ impl FileSystem for PlacedFs {
     ) -> Fut<'a, Result<()>> {
         Box::pin(async move {
             let cx = &cx.in_steps();
-            let at = self.shared.placement.name(from.0, from.1);
+            let named = self.shared.slices.name(from.0, from.1);
             let replaced = match how {
                 RenameHow::Replace => self.shared.file_named(cx, to).await,
                 RenameHow::NoReplace | RenameHow::Exchange => None,
             };
             let shared = &*self.shared;
+            let at = shared.removing(named, replaced);
             let moved = shared.about_to_move(cx, at, (from, to), how).await;
             let rename = || shared.at(at).rename(cx, from, to, how);
             shared.taught(cx, (at, [from.0, to.0]), rename).await?;
-            shared.show_removed(cx, replaced, at).await;
+            shared.show_removed(cx, replaced, (at, named)).await;
             for moved in moved {
                 shared.show_renamed(cx, moved, at).await;
             }
@@ -395,14 +423,14 @@ impl FileSystem for PlacedFs {
     ) -> Fut<'a, Result<Entry>> {
         Box::pin(async move {
             let steps = cx.in_steps();
-            let at = self.shared.placement.name(dir, name);
+            let at = self.shared.slices.name(dir, name);
             let shared = &*self.shared;
             let link = || shared.at(at).link(&steps, id, dir, name);
             let entry = match shared.taught(&steps, (at, [id, dir]), link).await {
                 // Without a name it is known at its home only.
                 Err(error) if error.errno() == Errno::ESTALE => {
                     drop(steps); // no request waits for a slot while it keeps one
-                    let home = shared.placement.home(id);
+                    let home = shared.slices.home(id);
                     let link = || shared.at(home).link(cx, id, dir, name);
                     let entry = shared.taught(cx, (home, [dir]), link).await?;
                     shared.met((dir, name), &entry);
@@ -451,7 +479,7 @@ impl FileSystem for PlacedFs {
         how: OpenHow,
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
         Box::pin(async move {
-            let at = self.shared.placement.name(place.0, place.1);
+            let at = self.shared.slices.name(place.0, place.1);
             if at == self.shared.opening(id, how) {
                 let shared = &*self.shared;
                 let open = || shared.at(at).open_named(cx, place, id, how);
@@ -478,7 +506,7 @@ impl FileSystem for PlacedFs {
             // no request waits for a slot while it keeps one.
             let steps = if how.exclusive { cx.in_steps() } else { cx.clone() };
             let cx = &steps;
-            let at = self.shared.placement.name(dir, name);
+            let at = self.shared.slices.name(dir, name);
             let uncut = CreateHow { open: how.open.without_truncation(), ..how };
             let shared = &*self.shared;
             let create = || shared.at(at).create(cx, dir, name, uncut);
@@ -498,7 +526,7 @@ impl FileSystem for PlacedFs {
         how: CreateHow,
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
         Box::pin(async move {
-            let at = self.shared.placement.directory(dir);
+            let at = self.shared.slices.directory(dir);
             let server = self.shared.at(at);
             // A request has one open file, so that the others are open by themselves.
             let (beside, again) = (cx.without_request(), how.open.of_created());
@@ -511,7 +539,7 @@ impl FileSystem for PlacedFs {
                     Err(error) => break Err(error),
                 };
                 tries -= 1;
-                if self.shared.placement.home(entry.id) == at || tries == 0 {
+                if self.shared.slices.home(entry.id) == at || tries == 0 {
                     break Ok((entry, PlacedFile::open(&self.shared, (at, how.open), file)));
                 }
                 others.extend(server.open(&beside, entry.id, again).await);

@@ -3,8 +3,8 @@
 use dray_core::{Context, DirPage, Entry, Errno, Error, FileId, Fut, Name, Result};
 
 use super::fs::PlacedServers;
-use super::mapping::ServerIndex;
 use super::places::FilePlace;
+use super::slices::SliceIndex;
 
 /// Deepest directory whose path is said to a server.
 const DEPTH_MAX: usize = 4096;
@@ -36,7 +36,7 @@ impl PlacedServers {
     pub(super) fn taught<'a, T: Send + 'a, const N: usize>(
         &'a self,
         cx: &'a Context,
-        (at, ids): (ServerIndex, [FileId; N]),
+        (at, ids): (SliceIndex, [FileId; N]),
         call: impl Fn() -> Fut<'a, Result<T>> + Send + 'a,
     ) -> Fut<'a, Result<T>> {
         let first = call();
@@ -57,7 +57,7 @@ impl PlacedServers {
 
     /// Tells a server where a file is: by its name, and by those of the directories above that the
     /// server has not met.
-    pub(super) async fn teach(&self, cx: &Context, at: ServerIndex, id: FileId) -> Result<()> {
+    pub(super) async fn teach(&self, cx: &Context, at: SliceIndex, id: FileId) -> Result<()> {
         let mut unmet = vec![id];
         for _ in 0..CALLS_MAX {
             let Some(id) = unmet.last().copied() else { return Ok(()) };
@@ -85,11 +85,11 @@ impl PlacedServers {
         &self,
         cx: &Context,
         (id, place): (FileId, FilePlace),
-        at: ServerIndex,
+        at: SliceIndex,
     ) {
         let is_dir = place.is_dir;
         self.places.insert(id, place);
-        let home = self.placement.home(id);
+        let home = self.slices.home(id);
         let others = self.indices().filter(|other| *other != at && (is_dir || *other == home));
         let calls =
             others.map(|other| -> Fut<'_, Result<()>> { Box::pin(self.teach(cx, other, id)) });

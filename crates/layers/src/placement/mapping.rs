@@ -28,6 +28,7 @@ pub struct Placement {
     meta_hash: HashKind,
     spread_creates: bool,
     atomic: bool,
+    failover: bool,
 }
 
 impl Placement {
@@ -42,7 +43,13 @@ impl Placement {
             meta_hash: definition.meta_hash,
             spread_creates: definition.spread_creates,
             atomic: definition.atomic,
+            failover: definition.failover && definition.servers.len() > 1,
         }
+    }
+
+    /// Whether the share of a dead server goes to others.
+    pub fn fails_over(&self) -> bool {
+        self.failover
     }
 
     /// How many servers there are.
@@ -62,21 +69,17 @@ impl Placement {
 
     /// The server of a file's attributes and locks, and of its content where that is not striped.
     pub fn home(&self, id: FileId) -> ServerIndex {
-        self.ranked(self.data_hash, key_of(self.data_hash, id.ino), 0)
+        self.data_server(self.data_key(id), 0)
     }
 
     /// The server of the listing of `dir`, and of the names in it.
     pub fn directory(&self, dir: FileId) -> ServerIndex {
-        self.ranked(self.meta_hash, key_of(self.meta_hash, dir.ino), 0)
+        self.name_server(self.directory_key(dir))
     }
 
     /// The server of the name `name` in `dir`.
     pub fn name(&self, dir: FileId, name: &Name) -> ServerIndex {
-        if !self.spread_creates {
-            return self.directory(dir);
-        }
-        let key = key_of(self.meta_hash, dir.ino).wrapping_add(fnv1a(name.as_bytes()));
-        self.ranked(self.meta_hash, key, 0)
+        self.name_server(self.name_key(dir, name))
     }
 
     /// The server that a client uses under [`Layout::LoadBalance`].
@@ -86,23 +89,44 @@ impl Placement {
 
     /// The server of one block of a file.
     pub fn block(&self, id: FileId, block: u64) -> ServerIndex {
-        let place = if self.splits() { (block % self.width as u64) as usize } else { 0 };
-        self.ranked(self.data_hash, key_of(self.data_hash, id.ino), place)
+        self.data_server(self.data_key(id), self.place_of(block))
     }
 
-    /// The servers that have a block of a striped file of this size, the home first.
-    pub(super) fn servers_of(
-        &self,
-        id: FileId,
-        size_bytes: u64,
-    ) -> impl Iterator<Item = ServerIndex> {
-        let blocks = size_bytes.div_ceil(self.stripe_bytes).clamp(1, self.width as u64);
-        (0..blocks).map(move |block| self.block(id, block))
+    /// The key of a file's content.
+    pub(super) fn data_key(&self, id: FileId) -> u64 {
+        key_of(self.data_hash, id.ino)
     }
 
-    /// The server of the block that has the byte at `at`.
-    pub(super) fn block_at(&self, id: FileId, at: u64) -> ServerIndex {
-        self.block(id, at / self.stripe_bytes)
+    /// The key of a directory's listing.
+    pub(super) fn directory_key(&self, dir: FileId) -> u64 {
+        key_of(self.meta_hash, dir.ino)
+    }
+
+    /// The key of a name.
+    pub(super) fn name_key(&self, dir: FileId, name: &Name) -> u64 {
+        let key = self.directory_key(dir);
+        if self.spread_creates { key.wrapping_add(fnv1a(name.as_bytes())) } else { key }
+    }
+
+    /// The server in this place for a key of content.
+    pub(super) fn data_server(&self, key: u64, place: usize) -> ServerIndex {
+        self.ranked(self.data_hash, key, place)
+    }
+
+    /// The server for a key of names.
+    pub(super) fn name_server(&self, key: u64) -> ServerIndex {
+        self.ranked(self.meta_hash, key, 0)
+    }
+
+    /// The place of a block among the servers of its file.
+    pub(super) fn place_of(&self, block: u64) -> usize {
+        if self.splits() { (block % self.width as u64) as usize } else { 0 }
+    }
+
+    /// How many servers have a block of a striped file of this size. Blocks of less than that number are
+    /// each at another one.
+    pub(super) fn blocks_apart(&self, size_bytes: u64) -> u64 {
+        size_bytes.div_ceil(self.stripe_bytes).clamp(1, self.width as u64)
     }
 
     /// Whether `len_bytes` at `at` of a file are in several blocks of a file whose blocks are at several
@@ -119,6 +143,15 @@ impl Placement {
         at: u64,
         len_bytes: u64,
     ) -> impl Iterator<Item = (ServerIndex, Range<u64>)> {
+        self.ranges(at, len_bytes).map(move |(block, range)| (self.block(id, block), range))
+    }
+
+    /// The same with the block of each in place of its server.
+    pub(super) fn ranges(
+        &self,
+        at: u64,
+        len_bytes: u64,
+    ) -> impl Iterator<Item = (u64, Range<u64>)> {
         let end = at.saturating_add(len_bytes);
         let mut next = at;
         std::iter::from_fn(move || {
@@ -129,7 +162,7 @@ impl Placement {
             let block = begin / self.stripe_bytes;
             let whole = (block + 1).saturating_mul(self.stripe_bytes);
             next = if self.splits() { whole.min(end) } else { end };
-            Some((self.block(id, block), begin..next))
+            Some((block, begin..next))
         })
     }
 
@@ -169,17 +202,26 @@ impl Placement {
         if !away(home) {
             return Some(home);
         }
-        let key = mix(key_of(self.data_hash, id.ino).wrapping_add(PLACE_STEP));
+        self.successor(self.data_key(id), away)
+    }
+
+    /// The server that serves a key when its own one is `away`. None if all are.
+    pub(super) fn successor(
+        &self,
+        key: u64,
+        away: impl Fn(ServerIndex) -> bool,
+    ) -> Option<ServerIndex> {
+        let key = mix(key.wrapping_add(PLACE_STEP));
         let others = (0..self.servers.len() as u16).map(ServerIndex).filter(|one| !away(*one));
         others.max_by_key(|one| score(self.servers[usize::from(one.0)], key))
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn definition(servers: usize) -> Definition {
+    pub(in crate::placement) fn definition(servers: usize) -> Definition {
         Definition {
             name: "x".into(),
             layout: Layout::ClusterStripe,
@@ -191,11 +233,13 @@ mod tests {
             meta_hash: HashKind::Rendezvous,
             spread_creates: false,
             atomic: false,
+            failover: false,
             export: toml::Table::new(),
+            cluster: None,
         }
     }
 
-    fn id(ino: u64) -> FileId {
+    pub(in crate::placement) fn id(ino: u64) -> FileId {
         FileId { ino, generation: 7 }
     }
 
@@ -204,7 +248,7 @@ mod tests {
 
     /// Pearson's statistic against equal shares; with `k - 1` degrees of freedom it is below
     /// `k - 1 + 5 sqrt(2 (k - 1))` but once in a million.
-    fn must_be_even(counts: &[u64], what: &str) {
+    pub(in crate::placement) fn must_be_even(counts: &[u64], what: &str) {
         let expected = counts.iter().sum::<u64>() as f64 / counts.len() as f64;
         let chi: f64 =
             counts.iter().map(|count| (*count as f64 - expected).powi(2) / expected).sum();

@@ -2,10 +2,11 @@
 //!
 //! [`Definition`] is what an administrator writes and all servers share. [`Placement`] is the mapping that
 //! follows from it: which server has which file, name or block. docs/PLACEMENT.md specifies it, since data
-//! on disks depend on it. [`PlacedFs`] is the file system over servers that share one, and [`placed_stack`]
+//! on disks depend on it. [`Slices`] says which session that is with failover. [`PlacedFs`] is the file system over servers that share one, and [`placed_stack`]
 //! the same for a front end. [`OwnDisksFs`] and [`own_disks_stack`] are those over servers with their own
 //! disks.
 
+mod cluster;
 mod definition;
 mod file;
 mod fs;
@@ -17,8 +18,10 @@ mod parse;
 mod parts;
 mod places;
 mod session;
+mod slices;
 mod striped;
 
+pub use cluster::{ClusterOptions, FAILOVER_SERVERS_MAX};
 pub use definition::{Definition, HashKind, Layout};
 pub use fs::PlacedFs;
 pub use mapping::{Placement, ServerIndex};
@@ -27,3 +30,4 @@ pub use own_disks::{
 };
 pub use parse::{DefinitionError, SERVERS_MAX, parse_definitions};
 pub use session::placed_stack;
+pub use slices::{SliceIndex, Slices};

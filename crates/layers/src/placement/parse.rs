@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::Deserialize;
 
+use super::cluster::{ClusterOptions, FAILOVER_SERVERS_MAX};
 use super::definition::{Definition, HashKind, Layout};
 
 /// Servers of one projection at most.
@@ -16,9 +17,6 @@ const STRIPE_DEFAULT_BYTES: u64 = 1 << 20;
 const NAME_MAX_BYTES: usize = 64;
 /// dray's port where none is given.
 const DEFAULT_PORT: &str = "7440";
-/// The answer to a file that asks for failover.
-const NO_FAILOVER: &str = "[cluster]: this version of dray does not move the share of a dead server to \
-                           others; take the table out, and clients wait until the server is back";
 
 /// What is wrong with a definition, and how to mend it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +53,7 @@ struct WrittenProjection {
     spread_creates: bool,
     #[serde(default)]
     atomic: bool,
+    failover: Option<bool>,
     #[serde(default)]
     export: toml::Table,
 }
@@ -66,16 +65,16 @@ enum WrittenSize {
     Text(String),
 }
 
-/// Reads a file of `[projection.NAME]` tables. Errors: all that is wrong, each with what to do.
+/// Reads a file of `[projection.NAME]` tables, and of `[cluster]` if they have failover. A text that was
+/// made for clients says that there is failover, and has no `[cluster]`. Errors: all that is wrong, each
+/// with what to do.
 pub fn parse_definitions(text: &str) -> Result<Vec<Definition>, Vec<DefinitionError>> {
     let whole = |what: String| vec![DefinitionError { projection: None, what }];
     let file: toml::Table = text.parse().map_err(|error: toml::de::Error| {
         whole(format!("this is no TOML: {}", error.to_string().trim_end()))
     })?;
-    if file.contains_key("cluster") {
-        return Err(whole(NO_FAILOVER.to_owned()));
-    }
-    if let Some(key) = file.keys().find(|key| key.as_str() != "projection") {
+    let known = |key: &str| matches!(key, "projection" | "cluster");
+    if let Some(key) = file.keys().find(|key| !known(key)) {
         let what = format!("unknown table `{key}`: projections stand in [projection.NAME]");
         return Err(whole(what));
     }
@@ -84,8 +83,15 @@ pub fn parse_definitions(text: &str) -> Result<Vec<Definition>, Vec<DefinitionEr
         _ => return Err(whole("there is no [projection.NAME] in it: add one".to_owned())),
     };
     let (mut definitions, mut errors) = (Vec::new(), Vec::new());
+    let cluster = file.get("cluster").map(ClusterOptions::read).transpose();
+    let cluster = cluster.unwrap_or_else(|all| {
+        let of_table =
+            |what| DefinitionError { projection: None, what: format!("[cluster]: {what}") };
+        errors.extend(all.into_iter().map(of_table));
+        None
+    });
     for (name, value) in projections {
-        match read_projection(name, value) {
+        match read_projection(name, value, cluster.as_ref()) {
             Ok(definition) => definitions.push(definition),
             Err(all) => errors.extend(
                 all.into_iter()
@@ -96,7 +102,11 @@ pub fn parse_definitions(text: &str) -> Result<Vec<Definition>, Vec<DefinitionEr
     if errors.is_empty() { Ok(definitions) } else { Err(errors) }
 }
 
-fn read_projection(name: &str, value: &toml::Value) -> Result<Definition, Vec<String>> {
+fn read_projection(
+    name: &str,
+    value: &toml::Value,
+    cluster: Option<&ClusterOptions>,
+) -> Result<Definition, Vec<String>> {
     let written: WrittenProjection = value
         .clone()
         .try_into()
@@ -128,6 +138,10 @@ fn read_projection(name: &str, value: &toml::Value) -> Result<Definition, Vec<St
         ));
     }
     let stripe_bytes = check_stripe(written.stripe.as_ref(), &mut note);
+    let failover = written.failover.unwrap_or(cluster.is_some());
+    if let Some(layout) = layout.filter(|_| failover) {
+        check_failover(layout, servers.len(), &mut note);
+    }
     match (layout, data_hash, meta_hash) {
         (Some(layout), Some(data_hash), Some(meta_hash)) if errors.is_empty() => Ok(Definition {
             name: name.to_owned(),
@@ -140,7 +154,9 @@ fn read_projection(name: &str, value: &toml::Value) -> Result<Definition, Vec<St
             meta_hash,
             spread_creates: written.spread_creates,
             atomic: written.atomic,
+            failover,
             export: written.export,
+            cluster: cluster.filter(|_| failover).cloned(),
         }),
         _ => Err(errors),
     }
@@ -216,6 +232,25 @@ pub(super) fn normal_server(server: &str) -> Result<String, String> {
         return Err(wrong());
     }
     Ok(format!("tcp://{}:{}", name.to_ascii_lowercase(), port.trim_start_matches('0')))
+}
+
+fn check_failover(layout: Layout, servers: usize, note: &mut impl FnMut(String)) {
+    match layout {
+        Layout::Cluster | Layout::ClusterStripe => {}
+        Layout::File | Layout::Stripe | Layout::LoadBalance => note(format!(
+            "failover is for layouts over a shared file system, cluster and cluster-stripe: this is \
+             {layout}; say failover = false in it, or take [cluster] out"
+        )),
+    }
+    match servers {
+        0..2 => {
+            note("failover needs at least two servers: add one, or say failover = false".to_owned())
+        }
+        2..=FAILOVER_SERVERS_MAX => {}
+        many => {
+            note(format!("{many} servers: with failover there are at most {FAILOVER_SERVERS_MAX}"))
+        }
+    }
 }
 
 fn check_stripe(written: Option<&WrittenSize>, note: &mut impl FnMut(String)) -> u64 {
@@ -321,11 +356,53 @@ mod tests {
         assert!(errors("").contains("[projection.NAME]"));
         assert!(errors("[projection]").contains("[projection.NAME]"));
         assert!(errors("[projektion.x]").contains("projektion"));
-        let cluster = format!("[cluster]\netcd = [\"http://etcd1:2379\"]\n{GOOD}");
-        assert!(errors(&cluster).contains("take the table out"), "nothing would take over");
         assert!(errors("[projection.x").contains("no TOML"));
         let empty = "[projection.x]\nlayout = \"nine\"\nservers = []\npath = \"x\"";
         let all = errors(empty);
         assert!(all.contains("empty") && all.contains("absolute") && all.contains("nine"), "{all}");
+    }
+
+    const CLUSTER: &str = "[cluster]\netcd = ['http://etcd1:2379']\n";
+
+    #[test]
+    fn clients_learn_whether_there_is_failover_and_not_how() {
+        let plain = parse_definitions(GOOD).unwrap().remove(0);
+        let one = parse_definitions(&format!("{CLUSTER}{GOOD}")).unwrap().remove(0);
+        assert!(one.failover && one.cluster.is_some() && !plain.failover);
+        assert_ne!(one.fingerprint(), plain.fingerprint(), "clients have to know");
+        let moved = CLUSTER.replace("etcd1", "etcd2");
+        let moved = parse_definitions(&format!("{moved}{GOOD}")).unwrap().remove(0);
+        assert_eq!(moved.fingerprint(), one.fingerprint());
+        let client = parse_definitions(&one.canonical()).unwrap().remove(0);
+        assert!(client.failover && client.cluster.is_none());
+        assert_eq!(client.canonical(), one.canonical());
+        let without = GOOD.replace("width = 2", "width = 2\nfailover = false");
+        let without = parse_definitions(&format!("{CLUSTER}{without}")).unwrap().remove(0);
+        assert_eq!(without.canonical(), plain.canonical());
+        assert!(without.cluster.is_none());
+    }
+
+    #[test]
+    fn failover_is_refused_where_there_can_be_none() {
+        for layout in ["file", "stripe", "loadbalance"] {
+            let text = format!("{CLUSTER}{}", GOOD.replace("cluster-stripe", layout));
+            let said = errors(&text.replace("width = 2", ""));
+            assert!(said.contains("layouts over a shared file system"), "{said}");
+        }
+        let servers = |count: usize| {
+            let servers: Vec<String> = (0..count).map(|one| format!("'tcp://io{one}'")).collect();
+            let layout = "layout = 'cluster'\npath = '/x'";
+            let text =
+                format!("{CLUSTER}[projection.x]\n{layout}\nservers = [{}]", servers.join(","));
+            parse_definitions(&text).map_err(|errors| errors[0].to_string())
+        };
+        assert!(servers(1).unwrap_err().contains("at least two servers"));
+        assert!(servers(FAILOVER_SERVERS_MAX).is_ok());
+        assert!(servers(FAILOVER_SERVERS_MAX + 1).unwrap_err().contains("at most 16"));
+        let said = errors(&format!("[cluster]\netcd = []\n{}", GOOD.replace("512K", "5K")));
+        assert!(
+            said.contains("[cluster]: etcd is empty") && said.contains("power of two"),
+            "{said}"
+        );
     }
 }

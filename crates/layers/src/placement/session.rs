@@ -10,7 +10,8 @@ use dray_core::{
 
 use super::file::PlacedFile;
 use super::fs::{PlacedFs, PlacedServers};
-use super::mapping::{Placement, ServerIndex};
+use super::mapping::Placement;
+use super::slices::SliceIndex;
 
 /// One session with each server of a projection. All have the same node, so that the numbers of
 /// requests and the owners of locks mean the same at each server.
@@ -19,10 +20,10 @@ struct PlacedSession {
     sessions: Vec<Arc<dyn SessionControl>>,
 }
 
-/// A projection for a front end: `servers` in the order of the definition.
+/// A projection for a front end: `servers` in the order of the definition, with failover one for each slice.
 ///
 /// # Panics
-/// If there is not one stack for each server, or they have several nodes.
+/// If there is not one stack for each, or they have several nodes.
 pub fn placed_stack(placement: Placement, servers: Vec<Stack>) -> Stack {
     let (files, sessions): (Vec<_>, Vec<_>) =
         servers.into_iter().map(|stack| (stack.fs, stack.session)).unzip();
@@ -34,12 +35,12 @@ pub fn placed_stack(placement: Placement, servers: Vec<Stack>) -> Stack {
 }
 
 impl PlacedSession {
-    fn at(&self, ServerIndex(index): ServerIndex) -> &dyn SessionControl {
+    fn at(&self, SliceIndex(index): SliceIndex) -> &dyn SessionControl {
         &*self.sessions[usize::from(index)]
     }
 
     fn home(&self, id: FileId) -> &dyn SessionControl {
-        self.at(self.shared.placement.home(id))
+        self.at(self.shared.slices.home(id))
     }
 }
 

@@ -13,8 +13,8 @@ use dray_rt::join_all;
 use dray_rt::sync::Semaphore;
 
 use super::fs::PlacedServers;
-use super::mapping::ServerIndex;
 use super::parts;
+use super::slices::SliceIndex;
 
 /// Times that a part of a read is asked for once more because the file has grown meanwhile.
 const SHORT_READS_MAX: usize = 3;
@@ -25,7 +25,7 @@ pub(super) struct StripedFile {
     id: FileId,
     how: OpenHow,
     /// Open at the file's home.
-    home: (ServerIndex, Arc<dyn OpenFile>),
+    home: (SliceIndex, Arc<dyn OpenFile>),
     /// At each server but the home, in the order of the definition.
     further: Box<[OnceLock<Arc<dyn OpenFile>>]>,
     /// One opening at a time, so that no server is opened twice.
@@ -36,13 +36,13 @@ pub(super) struct StripedFile {
 }
 
 /// A part of a request, within one block.
-type Part = (ServerIndex, Range<u64>);
+type Part = (SliceIndex, Range<u64>);
 
 impl StripedFile {
     /// `inner` is open at `home`.
     pub(super) fn new(
         shared: &Arc<PlacedServers>,
-        (home, how): (ServerIndex, OpenHow),
+        (home, how): (SliceIndex, OpenHow),
         inner: Arc<dyn OpenFile>,
     ) -> StripedFile {
         StripedFile {
@@ -51,7 +51,7 @@ impl StripedFile {
             // Rights were checked at the home. The owner may have taken them away since.
             how: OpenHow { with_attr: false, ..how.of_created() },
             home: (home, inner),
-            further: (0..shared.placement.servers_count()).map(|_| OnceLock::new()).collect(),
+            further: (0..shared.slices.count()).map(|_| OnceLock::new()).collect(),
             opening: Semaphore::new(1),
             at_home_alone: AtomicBool::new(false),
         }
@@ -59,9 +59,9 @@ impl StripedFile {
 
     /// The parts of a request; none if it lies within one block.
     fn parts(&self, at: u64, len_bytes: usize) -> Option<Vec<Part>> {
-        let placement = &self.shared.placement;
-        let split = placement.is_split(at, len_bytes as u64);
-        split.then(|| placement.pieces(self.id, at, len_bytes as u64).collect())
+        let slices = &self.shared.slices;
+        let split = slices.placement().is_split(at, len_bytes as u64);
+        split.then(|| slices.pieces(self.id, at, len_bytes as u64).collect())
     }
 
     /// Every server where the file is open, the home first.
@@ -74,7 +74,7 @@ impl StripedFile {
     pub(super) async fn sync(&self, cx: &Context, data_only: bool) -> Result<()> {
         let size = self.home.1.getattr(cx).await?.size;
         let mut files: Vec<&dyn OpenFile> = Vec::new();
-        for server in self.shared.placement.servers_of(self.id, size) {
+        for server in self.shared.slices.slices_of(self.id, size) {
             let file = self.at(cx, server).await;
             if !files.iter().any(|other| std::ptr::addr_eq(*other, file)) {
                 files.push(file);
@@ -85,7 +85,7 @@ impl StripedFile {
     }
 
     /// The file at the server of a block.
-    async fn at(&self, cx: &Context, server: ServerIndex) -> &dyn OpenFile {
+    async fn at(&self, cx: &Context, server: SliceIndex) -> &dyn OpenFile {
         if server == self.home.0 || self.at_home_alone.load(Ordering::Relaxed) {
             return &*self.home.1;
         }
@@ -99,7 +99,7 @@ impl StripedFile {
     async fn open_at<'a>(
         &'a self,
         cx: &Context,
-        server: ServerIndex,
+        server: SliceIndex,
         place: &'a OnceLock<Arc<dyn OpenFile>>,
     ) -> &'a dyn OpenFile {
         let _only_one = self.opening.acquire().await; // never closed
@@ -119,7 +119,7 @@ impl StripedFile {
 
     /// Whether the home has to make a call that another server has just refused, because that server
     /// has the file no longer.
-    fn goes_home(&self, server: ServerIndex, errno: Errno) -> bool {
+    fn goes_home(&self, server: SliceIndex, errno: Errno) -> bool {
         let lost = matches!(errno, Errno::ESTALE | Errno::EBADF) && server != self.home.0;
         if lost {
             self.at_home_alone.store(true, Ordering::Relaxed);
@@ -130,7 +130,7 @@ impl StripedFile {
     async fn read_part(
         &self,
         cx: &Context,
-        (server, at): (ServerIndex, u64),
+        (server, at): (SliceIndex, u64),
         into: BufMut,
     ) -> Io<BufMut> {
         let room = into.room();
@@ -144,7 +144,7 @@ impl StripedFile {
 
     pub(super) async fn read(&self, cx: &Context, at: u64, mut into: BufMut) -> Io<BufMut> {
         let Some(parts) = self.parts(at, into.room()) else {
-            let server = self.shared.placement.block_at(self.id, at);
+            let server = self.shared.slices.block_at(self.id, at);
             return self.read_part(cx, (server, at), into).await;
         };
         let rest = into.split_off(into.len()); // what is in there stays
@@ -193,7 +193,7 @@ impl StripedFile {
     async fn write_part(
         &self,
         cx: &Context,
-        (server, how): (ServerIndex, Write),
+        (server, how): (SliceIndex, Write),
         from: Buf,
     ) -> Result<usize> {
         let file = self.at(cx, server).await;
@@ -211,7 +211,7 @@ impl StripedFile {
             return self.home.1.write(cx, how, from).await; // the home knows where the end is
         }
         let Some(parts) = self.parts(how.at, from.len()) else {
-            let server = self.shared.placement.block_at(self.id, how.at);
+            let server = self.shared.slices.block_at(self.id, how.at);
             return self.write_part(cx, (server, how), from).await;
         };
         let contexts: Vec<Context> = (0..parts.len()).map(|number| cx.part(number)).collect();

@@ -135,7 +135,7 @@ impl RemoteFile {
         call: Call<'_>,
         data: Option<Buf>,
     ) -> Result<(T, ReplyInfo)> {
-        let slot = self.session.link.take_slot(cx).await?;
+        let slot = self.session.take_slot(cx).await?;
         self.send(cx, &call, Some(&slot), (data, None)).await
     }
 
@@ -364,7 +364,7 @@ impl OpenFile for RemoteFile {
             let to = to.filter(|to| Arc::ptr_eq(&to.session, &self.session));
             let Some(to) = to else { return Err(Error::new(Errno::EXDEV).during(Op::CopyRange)) };
             let call = Call::CopyRange { handle: self.handle, at, to: to.handle, to_at, len_bytes };
-            let slot = self.session.link.take_slot(cx).await?;
+            let slot = self.session.take_slot(cx).await?;
             let (copied, made) = self.send(cx, &call, Some(&slot), (None, Some(to))).await?;
             to.changed(cx, made, None, &[]); // what was copied was never here
             believable(copied, len_bytes)

@@ -3,11 +3,11 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use dray_core::{Errno, Error, FsInfo, NodeId, Result};
+use dray_core::{Context, Errno, Error, FsInfo, NodeId, Result};
 use dray_fabric::Connect;
 
 use crate::auth::Key;
@@ -17,6 +17,7 @@ use crate::client::durability::UnsyncedStatus;
 use crate::client::link::{Link, ServerEnd};
 use crate::client::memory::SessionMemory;
 use crate::client::open_ahead::OpenAheadStats;
+use crate::client::slots::ReplaySlot;
 use crate::wire::NotifyHead;
 
 /// Connections that one mount makes to one server at most; further threads share.
@@ -100,7 +101,7 @@ impl ConnectError {
     }
 
     /// Somebody is there and does not take us: for want of something else than room or time.
-    pub(crate) fn is_lasting(&self) -> bool {
+    pub fn is_lasting(&self) -> bool {
         match self {
             ConnectError::Unreachable { .. } => false,
             ConnectError::Refused { errno, .. } => *errno != Errno::EAGAIN,
@@ -164,6 +165,15 @@ pub struct ClientSession {
     pub(super) channels: RwLock<Vec<Arc<Channel>>>,
     /// The choice for large reads.
     pub(crate) read_choice: AdaptiveChoice,
+    beginning: Beginning,
+}
+
+/// When a session makes its first connection.
+enum Beginning {
+    /// Before its first call.
+    First,
+    /// With its first call. True once there was one.
+    WithUse(AtomicBool),
 }
 
 /// For `dray status`.
@@ -171,6 +181,8 @@ pub struct ClientSession {
 pub struct SessionStatus {
     /// Where the server is.
     pub target: String,
+    /// Its export there.
+    pub export: String,
     /// Our number there.
     pub session: u64,
     /// Times that the server had forgotten this session.
@@ -208,17 +220,33 @@ impl ClientSession {
         channel.inherit();
         link.close_inherited(&channel);
         let info = link.start(channel.clone()).await?;
-        let session = ClientSession::new(link, info);
+        let session = ClientSession::new(link, info, Beginning::First);
         session.adopt(channel);
         session.link.unsynced.sync_inherited();
         Ok(session)
     }
 
-    fn new(link: Arc<Link>, info: FsInfo) -> Arc<ClientSession> {
+    /// A session that begins with its first call, with a server that may be away then: calls wait for it
+    /// as they do in any outage. Another server has said what its export is.
+    ///
+    /// # Panics
+    /// Outside of an executor.
+    pub fn begin_with_use(
+        connector: Arc<dyn Connect>,
+        options: ClientOptions,
+        memory: SessionMemory,
+        info: FsInfo,
+    ) -> Arc<ClientSession> {
+        let link = Arc::new(Link::new(connector, options, memory));
+        ClientSession::new(link, info, Beginning::WithUse(AtomicBool::new(false)))
+    }
+
+    fn new(link: Arc<Link>, info: FsInfo, beginning: Beginning) -> Arc<ClientSession> {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let (channels, read_choice) = (RwLock::default(), AdaptiveChoice::default());
-        let session = Arc::new(ClientSession { link, number, info, channels, read_choice });
+        let session =
+            Arc::new(ClientSession { link, number, info, channels, read_choice, beginning });
         session.schedule_syncs();
         session
     }
@@ -267,7 +295,7 @@ impl ClientSession {
         channel.inherit();
         link.close_inherited(&channel);
         let outcome = link.take_over(channel.clone());
-        let session = ClientSession::new(link, info);
+        let session = ClientSession::new(link, info, Beginning::First);
         session.adopt(channel);
         let tried = dray_rt::timeout(patience, outcome).await;
         if let Ok(Ok(Err(error))) = tried
@@ -312,11 +340,75 @@ impl ClientSession {
     }
 
     /// Gives the calling thread a channel of its own, served by its executor, as long as
-    /// there are not too many.
+    /// there are not too many. A session that begins with its use does so by itself.
     pub fn attach_here(self: &Arc<ClientSession>) {
-        let here = HERE.with_borrow(|here| here.iter().any(|(of, _)| *of == self.number));
-        let many = self.channels.read().is_ok_and(|channels| channels.len() >= CHANNELS_MAX);
-        if !here && !many {
+        match &self.beginning {
+            Beginning::First => self.attach_thread(),
+            Beginning::WithUse(_) => {}
+        }
+    }
+
+    /// Whether it has made a connection, or is about to.
+    pub fn has_begun(&self) -> bool {
+        match &self.beginning {
+            Beginning::First => true,
+            Beginning::WithUse(begun) => begun.load(Ordering::Relaxed),
+        }
+    }
+
+    pub(crate) fn begins_with_use(&self) -> bool {
+        matches!(self.beginning, Beginning::WithUse(_))
+    }
+
+    /// Waits until its server has welcomed us. Errors: `EHOSTDOWN`, it has not within `limit`.
+    pub(crate) async fn met_within(
+        self: &Arc<ClientSession>,
+        limit: Option<Duration>,
+    ) -> Result<()> {
+        match limit {
+            None => self.link.met().await,
+            Some(limit) => {
+                let met = dray_rt::timeout(limit, self.link.met()).await;
+                met.map_err(|_| Error::retry(Errno::EHOSTDOWN))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// See [`Link::take_slot`]. The server grants slots when the session begins.
+    pub(crate) async fn take_slot(self: &Arc<ClientSession>, cx: &Context) -> Result<ReplaySlot> {
+        if self.begins_with_use() {
+            self.channel()?;
+        }
+        self.link.take_slot(cx).await
+    }
+
+    /// The first call of this thread: its first channel. That of the session is made where the session
+    /// was, which lasts as long as it does.
+    fn begin_here(self: &Arc<ClientSession>, begun: &AtomicBool) {
+        if !begun.swap(true, Ordering::Relaxed) {
+            if self.link.is_at_home() {
+                return self.start_first();
+            }
+            let session = Arc::downgrade(self);
+            self.link.spawn_home(async move {
+                session.upgrade().into_iter().for_each(|session| session.start_first());
+            });
+        }
+        self.attach_thread();
+    }
+
+    fn start_first(self: &Arc<ClientSession>) {
+        let channel = self.link.new_channel();
+        channel.inherit();
+        self.link.close_inherited(&channel);
+        drop(self.link.take_over(channel.clone())); // an outcome is seen by the calls
+        self.adopt(channel);
+    }
+
+    fn attach_thread(self: &Arc<ClientSession>) {
+        let here = self.channel_here().is_some();
+        if !here && !self.has_all_channels() {
             self.attach_another();
         }
     }
@@ -343,7 +435,8 @@ impl ClientSession {
         let channels = self.channels.read().unwrap_or_else(PoisonError::into_inner);
         let known = self.link.server();
         SessionStatus {
-            target: self.link.connector.target(),
+            target: self.link.addresses.target(),
+            export: self.link.options.export.clone(),
             session: known.session,
             lost: known.lost,
             evicted: self.link.end_by_server() == Some(ServerEnd::Evicted),
@@ -384,13 +477,26 @@ impl ClientSession {
         channels.iter().all(|channel| channel.rests()).then(|| other.clone())
     }
 
+    fn channel_here(&self) -> Option<Arc<Channel>> {
+        HERE.with_borrow(|here| {
+            here.iter().find(|(of, _)| *of == self.number).map(|(_, channel)| channel.clone())
+        })
+    }
+
+    fn has_all_channels(&self) -> bool {
+        self.channels.read().is_ok_and(|channels| channels.len() >= CHANNELS_MAX)
+    }
+
     /// The calling thread's channel, or another thread's if it has none.
     pub(crate) fn channel(self: &Arc<ClientSession>) -> Result<Arc<Channel>> {
-        let here = HERE.with_borrow(|here| {
-            here.iter().find(|(of, _)| *of == self.number).map(|(_, channel)| channel.clone())
-        });
-        if let Some(channel) = here {
+        if let Some(channel) = self.channel_here() {
             return Ok(channel);
+        }
+        if let Beginning::WithUse(begun) = &self.beginning
+            && !self.has_all_channels()
+        {
+            self.begin_here(begun);
+            return self.channel_here().ok_or_else(|| Error::retry(Errno::EHOSTDOWN));
         }
         let channels = self.channels.read().unwrap_or_else(PoisonError::into_inner);
         channels.first().cloned().ok_or_else(|| Error::retry(Errno::EHOSTDOWN))
@@ -443,7 +549,7 @@ pub(crate) mod tests {
         let root = FileId { ino: 1, generation: 1 };
         let info = FsInfo { uuid: FsUuid(1), root, kind: String::new(), read_only: false };
         let link = Link::new(Arc::new(Nowhere), options, SessionMemory::heap());
-        ClientSession::new(Arc::new(link), info)
+        ClientSession::new(Arc::new(link), info, Beginning::First)
     }
 
     /// Sessions were known by their address. The address of a session that has ended is soon

@@ -29,6 +29,12 @@ impl ClientSession {
 
     /// Brings everything to media. Errors: those of the server's file system.
     pub(crate) async fn sync_all(self: &Arc<ClientSession>, cx: &Context) -> Result<()> {
+        if !self.has_begun() {
+            return Ok(()); // nothing was changed through it
+        }
+        if self.begins_with_use() {
+            self.met_within(self.link.options.timeout).await?; // only then it is known what it can do
+        }
         if !self.link.server().stamps {
             return Err(Error::new(Errno::ENOTSUP).during(Op::SyncAll));
         }
@@ -82,7 +88,7 @@ async fn run(session: Weak<ClientSession>) {
         let begin = dray_rt::now();
         unsynced.sync_begins();
         if let Err(error) = session.sync_all(&Context::system()).await {
-            log::warn!("{}: cannot sync: {error}", session.link.connector.target());
+            log::warn!("{}: cannot sync: {error}", session.link.addresses.target());
             if unsynced.has_failed_sync() {
                 session.sync_each_file().await;
             }

@@ -31,7 +31,7 @@ mod tickets;
 mod watchers;
 mod withdrawal;
 
-pub use connection::{Admission, wanted_export};
+pub use connection::{Admission, ReplicaPort, ReplicaTerms, wanted_export, wanted_slice};
 pub use export::{Allow, Export, ExportDefinition};
 pub use forwarding::ForwardingNodes;
 pub use journal::file::FileJournal;
@@ -44,7 +44,7 @@ pub use recovery::tally::RecoveryStatus;
 pub use replication::{
     HandOverRefusal, JournalReplica, Membership, MemoryRegistry, PageCacheId, RegistryMember,
     ReplicaLink, ReplicaRefusal, Revision, ServerNumber, ServingLease, SliceChange, SliceOptions,
-    SliceServer, SliceState,
+    SliceServer, SliceState, WireLink,
 };
 #[cfg(feature = "sabotage")]
 pub use sabotage::Sabotage;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dray_core::Context;
-use dray_fabric::{Connection, Listener, Peer};
+use dray_fabric::{BufferPool, Connection, Listener, Peer};
 use dray_rt::{Pool, random_u64, sleep, timeout};
 
 use crate::server::connection::{self, Admission};
@@ -330,6 +330,12 @@ impl Server {
         while self.inner.parting.load(Ordering::SeqCst) > 0 {
             sleep(PARTING_PAUSE).await;
         }
+    }
+
+    /// The part of the memory for data that is an export's; none where no such export is awaited. The
+    /// slices of a projection share that of the projection.
+    pub fn pool_of(&self, export: &str) -> Option<BufferPool> {
+        self.inner.exports.pool(export)
     }
 
     /// How long sessions outlive their last connection.

@@ -18,6 +18,10 @@ pub enum Kind {
     Identity = 4,
     /// A step of the handshake.
     Handshake = 5,
+    /// Notes of a slice's journal, from its primary to its backup.
+    Batch = 6,
+    /// Answers a batch.
+    BatchReply = 7,
 }
 
 wire_numbers!(Kind {
@@ -26,6 +30,8 @@ wire_numbers!(Kind {
     Kind::Notify = 3,
     Kind::Identity = 4,
     Kind::Handshake = 5,
+    Kind::Batch = 6,
+    Kind::BatchReply = 7,
 });
 
 /// The kind of a message.

@@ -178,7 +178,9 @@ macro_rules! handshake_messages {
     )*};
 }
 
-const REFUSED: u8 = 0;
+pub(super) use handshake_messages;
+
+pub(super) const REFUSED: u8 = 0;
 const HELLO: u8 = 1;
 
 impl Hello {
@@ -218,7 +220,16 @@ impl From<Malformed> for HandshakeError {
 
 handshake_messages!(Hello = 1, Challenge = 2, Proof = 3, Welcome = 4);
 
+/// As much of what a server says is passed on to people.
+const SHOWN_MAX_CHARS: usize = 1000;
+
 impl Refused {
+    /// The advice as text and no more: a terminal or a log shall not obey it.
+    pub fn shown(&self) -> String {
+        let plain = |letter: char| if letter.is_control() { '?' } else { letter };
+        self.message.chars().take(SHOWN_MAX_CHARS).map(plain).collect()
+    }
+
     /// The message as [`Hello::from_message`] and the others recognise it.
     pub fn refusal(&self) -> Vec<u8> {
         let mut out = Vec::new();

@@ -12,6 +12,7 @@ mod head;
 mod hello;
 mod jobs;
 mod operations;
+mod replica;
 mod reply;
 mod results;
 mod rows;
@@ -27,6 +28,7 @@ pub use hello::{Auth, Challenge, HandshakeError, Hello, Proof, Refused, Welcome}
 pub use jobs::{CALLERS_MAX, get_callers, get_jobs, put_callers, put_jobs};
 pub(crate) use operations::copied_bytes;
 pub use operations::feature_of;
+pub use replica::{BatchHead, BatchOutcome, BatchReply, ReplicaHello, ReplicaWelcome};
 pub use reply::ReplyHead;
 pub use results::Results;
 pub use rows::{

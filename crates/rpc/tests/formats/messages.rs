@@ -11,10 +11,10 @@ use dray_core::{
 };
 use dray_rpc::auth::{Key, Role, Transcript};
 use dray_rpc::wire::{
-    Auth, Call, CallHead, Challenge, Change, FileDurableStamp, Hello, Input, NotifyHead, Proof,
-    Refused, ReplyHead, Stamp, Ticket, VERSION_MAX, VERSION_MIN, Welcome, Wire, get_callers,
-    get_changed, get_durable_stamps, get_jobs, put_callers, put_changed, put_durable_stamp,
-    put_jobs,
+    Auth, BatchHead, BatchOutcome, BatchReply, Call, CallHead, Challenge, Change, FileDurableStamp,
+    Hello, Input, NotifyHead, Proof, Refused, ReplicaHello, ReplicaWelcome, ReplyHead, Stamp,
+    Ticket, VERSION_MAX, VERSION_MIN, Welcome, Wire, get_callers, get_changed, get_durable_stamps,
+    get_jobs, put_callers, put_changed, put_durable_stamp, put_jobs,
 };
 
 use crate::common::raw::{frame, identity_of};
@@ -206,6 +206,7 @@ fn every_call_is_what_it_was() {
 fn every_other_message_is_what_it_was() {
     let mut written = protocol();
     handshakes(&mut written);
+    replicas(&mut written);
     replies(&mut written);
     results(&mut written);
     notices(&mut written);
@@ -253,6 +254,45 @@ fn handshakes(written: &mut Written) {
     let who = Identity { uid, gid, groups, job: "job".into() };
     let then = written.same("identity", &identity_of(7, &who));
     assert_eq!(Input::whole::<(u32, Identity)>(&then[1..]), Ok((7, who)));
+}
+
+/// Between two servers.
+fn replicas(written: &mut Written) {
+    let hello = ReplicaHello {
+        version_min: 1,
+        version_max: 1,
+        features: 2,
+        auth: Auth::Psk,
+        nonce: [7; 32],
+        slice: "data/0.1".into(),
+        software: "0.1.0".into(),
+    };
+    let then = written.same("replica.hello", &hello.message());
+    assert_eq!(ReplicaHello::from_message(&then), Ok(hello));
+    assert_eq!(ReplicaHello::versions(&then), Ok((1, 1)));
+    let welcome = ReplicaWelcome { batch_max_bytes: 3 };
+    let then = written.same("replica.welcome", &welcome.message());
+    assert_eq!(ReplicaWelcome::from_message(&then), Ok(welcome));
+    let mut now = Vec::new();
+    BatchHead { epoch: 4, number: 5 }.put_message(&mut now);
+    let then = written.same("replica.batch", &now);
+    assert_eq!(BatchHead::get_message(&then), Ok(BatchHead { epoch: 4, number: 5 }));
+    for (number, outcome) in [
+        BatchOutcome::Taken,
+        BatchOutcome::Deposed,
+        BatchOutcome::Incomplete,
+        BatchOutcome::Malformed,
+        BatchOutcome::Unkept,
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let reply = BatchReply { epoch: 4, number: 5, outcome, errno: 28 };
+        let mut now = Vec::new();
+        reply.put_message(&mut now);
+        let then = written.same(&format!("replica.reply.{number}"), &now);
+        assert_eq!(BatchReply::get_message(&then), Ok(reply));
+    }
 }
 
 fn replies(written: &mut Written) {

@@ -13,7 +13,8 @@ use dray_core::{Admit, Context, FileSystem, FsUuid, Make, Name, ObservedCall};
 use dray_fabric::sim::{Network, Weather};
 use dray_fabric::{Address, Connect, Sockets, listen_first, local};
 use dray_layers::placement::{
-    NAMES_DIR, OBJECTS_DIR, Placement, SHARDS, own_disks_stack, parse_definitions, placed_stack,
+    NAMES_DIR, OBJECTS_DIR, Placement, SHARDS, Slices, own_disks_stack, parse_definitions,
+    placed_stack,
 };
 use dray_layers::{Observed, Observer, Outcome};
 use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, SessionMemory};
@@ -84,7 +85,12 @@ async fn clients_of(
 }
 
 async fn client_of(connector: Arc<dyn Connect>, host: String, memory: SessionMemory) -> RemoteFs {
-    let options = ClientOptions {
+    let session = ClientSession::connect(connector, client_options(host), memory).await;
+    RemoteFs::new(session.expect("a session in fair weather"))
+}
+
+fn client_options(host: String) -> ClientOptions {
+    ClientOptions {
         export: EXPORT.into(),
         key: None,
         timeout: None,
@@ -94,18 +100,42 @@ async fn client_of(connector: Arc<dyn Connect>, host: String, memory: SessionMem
         caches: false,
         counts_on_one_user: false,
         definition: 0,
-    };
-    let session = ClientSession::connect(connector, options, memory).await;
-    RemoteFs::new(session.expect("a session in fair weather"))
+    }
 }
 
 /// So many clients of a projection. Each of `servers` is the file system of a server within the
 /// process, and all of them have the same files.
 pub async fn placed(servers: Vec<Stack>, count: usize, options: &str) -> Vec<Stack> {
     let placement = placement_over(servers.len(), options);
-    let servers = servers.into_iter().map(server_of).collect();
-    let clients = connected(servers, count).await.into_iter();
+    let clients = match placement.fails_over() {
+        false => connected(servers.into_iter().map(server_of).collect(), count).await,
+        true => with_slices(&Slices::of(placement.clone()), &servers, count),
+    };
+    let clients = clients.into_iter();
     clients.map(|stacks| placed_stack(placement.clone(), stacks).fs).collect()
+}
+
+/// Each client's sessions with all slices, which begin with their use.
+fn with_slices(slices: &Slices, servers: &[Stack], count: usize) -> Vec<Vec<dray_core::Stack>> {
+    let mut connectors: Vec<Arc<dyn Connect>> = Vec::new();
+    for slice in slices.all() {
+        let server = server_of(servers[usize::from(slices.home_of(slice).0)].clone());
+        let (listener, connector) = local::listen();
+        dray_rt::spawn(async move { drop(server.serve_all(Box::new(listener)).await) });
+        connectors.push(Arc::new(connector));
+    }
+    let info = servers[0].info();
+    let client = |number| {
+        let node = SessionMemory::heap().node();
+        let session = |connector: &Arc<dyn Connect>| {
+            let memory = SessionMemory::heap();
+            memory.set_node(node);
+            let options = client_options(format!("client{number}"));
+            ClientSession::begin_with_use(connector.clone(), options, memory, info.clone())
+        };
+        connectors.iter().map(|connector| RemoteFs::stack(session(connector))).collect()
+    };
+    (0..count).map(client).collect()
 }
 
 /// The same, of servers with their own disks, which are prepared as `dray serve` does it.

@@ -74,7 +74,8 @@ impl UpperConnection {
     pub fn away(&self) -> Vec<(SessionStatus, Duration)> {
         let mut away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found = Vec::new();
-        for (session, since) in self.client.sessions().iter().zip(away.iter_mut()) {
+        let all = self.client.sessions().iter().zip(away.iter_mut());
+        for (session, since) in all.filter(|(session, _)| session.has_begun()) {
             let status = session.status();
             if status.channels.iter().any(|channel| channel.up) {
                 *since = None;

@@ -365,5 +365,11 @@ impl Backend for ForwardFs {
         self.connection.client.sessions().iter().for_each(|session| session.release_inherited());
     }
 
+    fn find_removed(&self) -> Result<()> {
+        Ok(()) // the servers above keep them
+    }
+
+    fn forget_removed(&self, _: &dyn Fn(FileId) -> bool) {}
+
     fn leave(&self) {}
 }

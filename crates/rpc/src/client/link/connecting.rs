@@ -13,6 +13,7 @@ use dray_fabric::Connection;
 use dray_rt::sync::oneshot;
 use dray_rt::{random_u64, timeout};
 
+use super::addresses::AddressIndex;
 use super::handshake::{HandshakeOutcome, LinkSink};
 use super::{Link, ServerEnd};
 use crate::client::channel::Channel;
@@ -23,8 +24,9 @@ use crate::wire::Proof;
 /// it and all of it, by chance. So the clients of a server that comes back do not come all at once.
 const BACKOFF_FIRST: Duration = Duration::from_millis(20);
 pub(super) const BACKOFF_LAST: Duration = Duration::from_millis(500);
-/// A handshake that takes longer has failed.
-const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
+/// The last wait where another server may take over, for as long after the loss of a connection.
+const BACKOFF_LAST_OF_SEVERAL: Duration = Duration::from_millis(200);
+const TAKEOVER_MAX: Duration = Duration::from_secs(20);
 /// A server that ends a first connection before it has said anything has too many in their
 /// handshake, as when all nodes mount at once. It is asked again for so long.
 const CROWDED_MAX: Duration = Duration::from_secs(5);
@@ -91,7 +93,7 @@ impl Link {
     ) -> bool {
         let (begin, mut tell, mut backoff) = (dray_rt::now(), Some(tell), BACKOFF_FIRST);
         loop {
-            let failed = match self.connect_once(channel, replaces, tell.take()).await {
+            let failed = match self.connect_in_turn(channel, replaces, tell.take()).await {
                 Ok(_) => return true,
                 Err(None) => return false,
                 Err(Some(failed)) => failed,
@@ -121,8 +123,8 @@ impl Link {
         let link = self.clone();
         dray_rt::spawn(async move {
             let mut replaces = Proof::REPLACES_ALL;
-            if let Err(Some(failed)) = link.connect_once(&channel, &mut replaces, Some(tell)).await
-            {
+            let tried = link.connect_in_turn(&channel, &mut replaces, Some(tell)).await;
+            if let Err(Some(failed)) = tried {
                 failed.report(); // `keep` says it
             }
             link.keep(channel, replaces).await;
@@ -143,7 +145,7 @@ impl Link {
     /// Logs that an outage is over, if it is, and how long it `lasted`.
     pub(super) fn log_reconnected(&self, lasted: Option<Duration>) {
         if let Some(lasted) = lasted.filter(|_| self.is_wanted()) {
-            let target = self.connector.target();
+            let target = self.addresses.target();
             log::warn!("connected to {target} again after {:.1} s", lasted.as_secs_f64());
         }
     }
@@ -161,7 +163,7 @@ impl Link {
     }
 
     async fn keep_connected(self: &Arc<Link>, channel: &Arc<Channel>, mut replaces: u64) {
-        let mut backoff = BACKOFF_FIRST;
+        let (mut backoff, mut away_since) = (BACKOFF_FIRST, dray_rt::now());
         loop {
             if self.leaving.load(Ordering::Relaxed) {
                 return channel.shut();
@@ -174,7 +176,7 @@ impl Link {
             reached.as_mut().enable();
             let tried = match self.waits_for_first(channel) {
                 true => Err(None),
-                false => self.connect_once(channel, &mut replaces, None).await,
+                false => self.connect_in_turn(channel, &mut replaces, None).await,
             };
             // A server that took this connection and dropped it takes and drops others, too:
             // without waiting there would be no end to it.
@@ -183,13 +185,13 @@ impl Link {
                 // The channel was made for a recovery that is over.
                 Ok(_) if channel.is_shut() => return,
                 Ok(ConnectionEnd { error, useful }) => {
-                    let target = self.connector.target();
+                    let target = self.addresses.target();
                     if self.is_wanted() && self.outage.lost(key_of(channel)) {
                         log::warn!("lost the connection to {target}: {error}; connecting anew");
                     }
                     // A connection that a server drops as soon as it has it is no better than none.
                     if useful {
-                        backoff = BACKOFF_FIRST;
+                        (backoff, away_since) = (BACKOFF_FIRST, dray_rt::now());
                     }
                 }
                 Err(Some(failed)) => {
@@ -213,8 +215,14 @@ impl Link {
                 return;
             }
             channel.expire();
-            backoff = (backoff * 2).min(BACKOFF_LAST);
+            backoff = (backoff * 2).min(self.backoff_last(away_since.elapsed()));
         }
+    }
+
+    /// The longest wait between two tries while the server is `away`.
+    fn backoff_last(&self, away: Duration) -> Duration {
+        let soon = self.addresses.are_several() && away < TAKEOVER_MAX;
+        if soon { BACKOFF_LAST_OF_SEVERAL } else { BACKOFF_LAST }
     }
 
     /// Whether the first channel has to come first. It ends the connections of a process before us,
@@ -224,29 +232,60 @@ impl Link {
         !first && !*self.met.borrow()
     }
 
+    /// As [`Link::connect_once`], at each server of the session until one serves it. A server that serves it
+    /// not, or not yet, costs no wait before the other one is tried.
+    async fn connect_in_turn(
+        self: &Arc<Link>,
+        channel: &Arc<Channel>,
+        replaces: &mut u64,
+        mut tell: Option<oneshot::Sender<HandshakeOutcome>>,
+    ) -> Result<ConnectionEnd, Option<ConnectFailure>> {
+        let mut refusal: Option<ConnectFailure> = None;
+        for address in self.addresses.round() {
+            let mut failed =
+                match self.connect_once(channel, (address, replaces), tell.take()).await {
+                    Err(Some(failed)) => failed,
+                    outcome => return outcome,
+                };
+            tell = failed.tell.take();
+            // A refusal says more than that the other server is away.
+            let says_more = refusal.as_ref().is_none_or(|before| !before.error.is_lasting());
+            if says_more {
+                refusal = Some(failed);
+            }
+            if !self.is_wanted() || channel.is_shut() {
+                break;
+            }
+        }
+        Err(refusal.map(|failed| ConnectFailure { tell, ..failed }))
+    }
+
     /// A connection from its making to its end. `Err`: why it never served; none where another
     /// connection was only sooner. Sends the outcome of the handshake to `tell`.
     async fn connect_once(
         self: &Arc<Link>,
         channel: &Arc<Channel>,
-        replaces: &mut u64,
+        (address, replaces): (AddressIndex, &mut u64),
         tell: Option<oneshot::Sender<HandshakeOutcome>>,
     ) -> Result<ConnectionEnd, Option<ConnectFailure>> {
-        let made = timeout(HANDSHAKE_MAX, self.connector.connect()).await;
+        let connector = self.addresses.connector(address);
+        let unreachable = |error| ConnectError::Unreachable { target: connector.target(), error };
+        let made = timeout(self.addresses.connect_max(), connector.connect()).await;
         let timed_out = |_| Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
         let connection = match made.unwrap_or_else(timed_out) {
             Ok(connection) => connection,
             Err(error) => {
-                let error = self.unreachable(error);
+                let error = unreachable(error);
                 return Err(Some(ConnectFailure { error, refused: false, tell }));
             }
         };
         let (link, serves, on) = (self.clone(), channel.clone(), connection.clone());
-        let mut sink = LinkSink::new(link, serves, on, *replaces, tell);
+        let mut sink = LinkSink::new(link, serves, (on, address), *replaces, tell);
         let error = match sink.say_hello() {
             Ok(()) => {
                 let watched = Arc::downgrade(&connection);
-                dray_rt::spawn(watch_handshake(watched, sink.settled()));
+                let limit = self.addresses.handshake_max();
+                dray_rt::spawn(watch_handshake(watched, sink.settled(), limit));
                 connection.run(&mut sink).await
             }
             Err(error) => error,
@@ -261,7 +300,7 @@ impl Link {
             return Err(None);
         }
         let refused = sink.has_heard_nothing() && is_hanging_up(&error);
-        let error = sink.failure.unwrap_or_else(|| self.unreachable(error));
+        let error = sink.failure.unwrap_or_else(|| unreachable(error));
         if let Some(why) = self.ended_by(&error) {
             self.note_end(why);
         }
@@ -274,18 +313,15 @@ impl Link {
             ConnectError::Refused { errno: Errno::ESHUTDOWN, .. } => Some(ServerEnd::Evicted),
             ConnectError::Refused { errno: Errno::EREMCHG, .. }
             | ConnectError::Definition { .. } => {
-                // A client that begins a session may begin it again, by the definition that it was
+                // A client that knew no definition may begin the session again, by the one that it was
                 // given.
-                (self.server().session != 0).then_some(ServerEnd::Redefined)
+                let placed = self.server().session != 0 || self.options.definition != 0;
+                placed.then_some(ServerEnd::Redefined)
             }
             ConnectError::Refused { .. }
             | ConnectError::Unreachable { .. }
             | ConnectError::Protocol(_) => None,
         }
-    }
-
-    fn unreachable(&self, error: io::Error) -> ConnectError {
-        ConnectError::Unreachable { target: self.connector.target(), error }
     }
 }
 
@@ -314,8 +350,12 @@ fn is_hanging_up(error: &io::Error) -> bool {
 
 /// Ends a connection on which no handshake comes to an end. It keeps none that has ended, and
 /// leaves no timer behind that would wake a mount without work.
-async fn watch_handshake(connection: Weak<dyn Connection>, settled: oneshot::Receiver<()>) {
-    if timeout(HANDSHAKE_MAX, settled).await.is_err()
+async fn watch_handshake(
+    connection: Weak<dyn Connection>,
+    settled: oneshot::Receiver<()>,
+    limit: Duration,
+) {
+    if timeout(limit, settled).await.is_err()
         && let Some(connection) = connection.upgrade()
     {
         connection.close();

@@ -10,6 +10,7 @@ use dray_fabric::{Connection, Sink};
 use dray_rt::random_bytes;
 use dray_rt::sync::oneshot;
 
+use super::addresses::AddressIndex;
 use super::connecting::key_of;
 use super::reestablish::Reestablish;
 use super::server_identity::{ServerIdentity, SessionState, WelcomeNews};
@@ -24,9 +25,6 @@ use crate::wire::{
     Hello, Input, Kind, Malformed, NotifyHead, ONE_USER, Proof, RECOVERING, Refused, VERSION_MAX,
     VERSION_MIN, Welcome, peek_kind,
 };
-
-/// As much of what a server says is passed on to people.
-const MESSAGE_MAX_CHARS: usize = 1000;
 
 /// How a handshake ended.
 pub(super) type HandshakeOutcome = Result<FsInfo, ConnectError>;
@@ -45,6 +43,8 @@ pub(super) struct LinkSink {
     link: Arc<Link>,
     channel: Arc<Channel>,
     connection: Arc<dyn Connection>,
+    /// Which of the session's servers it leads to.
+    address: AddressIndex,
     stage: Stage,
     features: u64,
     /// The state of server and session, as we knew it when we asked for the session.
@@ -68,7 +68,7 @@ impl LinkSink {
     pub(super) fn new(
         link: Arc<Link>,
         channel: Arc<Channel>,
-        connection: Arc<dyn Connection>,
+        (connection, address): (Arc<dyn Connection>, AddressIndex),
         replaces: u64,
         tell: Option<oneshot::Sender<HandshakeOutcome>>,
     ) -> LinkSink {
@@ -77,6 +77,7 @@ impl LinkSink {
             receiver: ReplyReceiver(channel.clone()),
             channel,
             connection,
+            address,
             stage: Stage::Begin,
             features: 0,
             asked: SessionState::default(),
@@ -202,6 +203,7 @@ impl LinkSink {
             self.decline(&welcome);
             return Ok(());
         };
+        self.link.addresses.welcomed(self.address);
         self.number = welcome.connection;
         self.stage = Stage::Serving;
         self.settled = None;
@@ -271,7 +273,7 @@ impl LinkSink {
     }
 
     fn failed(&mut self, error: HandshakeError) -> io::Error {
-        let target = self.link.connector.target();
+        let target = self.link.addresses.connector(self.address).target();
         self.failure = Some(match error {
             // Nothing is believed of a server that has not proven itself.
             HandshakeError::Refused(Refused { definition, .. })
@@ -281,7 +283,7 @@ impl LinkSink {
             }
             HandshakeError::Refused(refused) => ConnectError::Refused {
                 errno: Errno::new(i32::from(refused.errno)),
-                message: format!("{target}: {}", shown(&refused.message)),
+                message: format!("{target}: {}", refused.shown()),
             },
             HandshakeError::Malformed(Malformed(what)) => {
                 let advice = match what {
@@ -325,9 +327,3 @@ impl Sink for LinkSink {
 
 /// The server proved another key than ours, or none.
 const KEYS_DIFFER: &str = "the server does not know the key";
-
-/// The other end's message, as text and no more: a terminal or a log shall not obey it.
-fn shown(message: &str) -> String {
-    let plain = |letter: char| if letter.is_control() { '?' } else { letter };
-    message.chars().take(MESSAGE_MAX_CHARS).map(plain).collect()
-}

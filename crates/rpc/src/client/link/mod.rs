@@ -1,6 +1,7 @@
 //! The state that all channels of a session share: the server's identity, and all that is held
 //! there.
 
+mod addresses;
 pub(crate) mod changes;
 mod connecting;
 mod handshake;
@@ -18,6 +19,7 @@ use dray_fabric::Connect;
 use dray_rt::sync::{Notify, watch};
 use dray_rt::{ExecutorHandle, timeout};
 
+use self::addresses::ServerAddresses;
 use self::changes::ChangeListener;
 use self::jobs::JobFinder;
 use self::reestablish::ReestablishQueue;
@@ -51,7 +53,7 @@ pub(crate) enum ServerEnd {
 /// The state that all channels of a session share about its server.
 pub(crate) struct Link {
     pub(crate) options: ClientOptions,
-    pub(crate) connector: Arc<dyn Connect>,
+    pub(crate) addresses: ServerAddresses,
     pub(crate) slots: Arc<ClientSlots>,
     memory: Arc<SessionMemory>,
     pub(crate) held: HeldLocks,
@@ -111,7 +113,7 @@ impl Link {
         }
         Link {
             options,
-            connector,
+            addresses: ServerAddresses::new(connector),
             slots: Arc::new(ClientSlots::new(memory.clone())),
             closing: Arc::new(CloseMemory::new(memory.clone())),
             held: HeldLocks::new(memory.clone()),
@@ -165,7 +167,7 @@ impl Link {
         if self.ended.set(why).is_err() {
             return;
         }
-        let target = self.connector.target();
+        let target = self.addresses.target();
         match why {
             ServerEnd::Evicted => log::error!(
                 "{target}: the server's administrator evicted this mount: locks and open files are \
@@ -285,5 +287,10 @@ impl Link {
     /// Starts a task that outlives its caller.
     pub(crate) fn spawn_home(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.home.spawn(work);
+    }
+
+    /// Whether the running task is on the executor that the session was made on.
+    pub(crate) fn is_at_home(&self) -> bool {
+        self.home.is_current()
     }
 }

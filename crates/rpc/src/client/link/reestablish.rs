@@ -189,7 +189,7 @@ impl Link {
                 sleep(BACKOFF_LAST).await;
             };
             if let Err(error) = outcome {
-                log::error!("{}: lost a lock on file {id}: {error}", self.connector.target());
+                log::error!("{}: lost a lock on file {id}: {error}", self.addresses.target());
                 self.held.lost(held);
                 break;
             }
@@ -239,7 +239,7 @@ impl Link {
             Ok(ticket) => self.files.renew(handle, ticket),
             // A call that uses the file gets the error.
             Err(error) => {
-                log::error!("{}: cannot open file {id} again: {error}", self.connector.target());
+                log::error!("{}: cannot open file {id} again: {error}", self.addresses.target());
             }
         }
     }

@@ -105,7 +105,7 @@ impl Link {
             log::warn!(
                 "{} had forgotten this mount: open files are opened again, locks are lost, \
                  and changes that were under way end with an error",
-                self.connector.target()
+                self.addresses.target()
             );
         }
         self.memory.set_export(&welcome.info);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 
-use dray_core::{Buf, Context, FileId, Op};
+use dray_core::{Buf, Context, Errno, Error, FileId, Op};
 
 use super::Shared;
 use crate::server::call_admission;
@@ -350,7 +350,12 @@ impl CallInHand {
             return Ok(());
         }
         // In a box, so that calls to exports without admission are no larger.
-        Box::pin(call_admission::ask(&self.session, &self.cx, call, data_bytes)).await
+        Box::pin(call_admission::ask(&self.session, &self.cx, call, data_bytes)).await?;
+        // It may have waited for long. Whatever is answered then, nobody hears.
+        match self.session.export.is_lost() {
+            true => Err(Error::new(Errno::EAGAIN).because("this server serves the export no more")),
+            false => Ok(()),
+        }
     }
 
     /// The change that was cut short, if this call asks for that change. A call that asks for

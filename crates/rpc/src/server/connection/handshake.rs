@@ -24,7 +24,7 @@ use crate::wire::{
 };
 
 /// The newest version that both ends speak.
-fn agree((client_min, client_max): (u16, u16)) -> Result<u16, Refused> {
+pub(super) fn agree((client_min, client_max): (u16, u16)) -> Result<u16, Refused> {
     let version = client_max.min(VERSION_MAX);
     if version >= VERSION_MIN.max(client_min) {
         return Ok(version);
@@ -60,6 +60,10 @@ fn misplaced(export: &Export, fingerprint: u64) -> Refused {
         (None, _) => format!(
             "export `{name}` is no projection any more, as which it was mounted: unmount, and mount \
              again"
+        ),
+        (Some(_), _) if export.definition_only && fingerprint == export.fingerprint() => format!(
+            "projection `{name}` has failover, and this client does not know the slices of one: use a \
+             newer dray to mount it"
         ),
         (Some(_), 0) => format!(
             "export `{name}` is a projection over several servers, whose definition this client does \
@@ -202,7 +206,7 @@ impl ServerSink {
         };
         let known = self.server.resume(proof.session, export, right);
         let known = known.map_err(HandshakeError::Refused)?;
-        if proof.definition != export.fingerprint() {
+        if proof.definition != export.fingerprint() || export.definition_only {
             let refused = misplaced(export, proof.definition);
             // The client does not come back, and others need not wait for what it had.
             known.map(|session| self.server.end(session));

@@ -4,6 +4,7 @@ mod answer;
 mod call;
 mod handshake;
 mod receive;
+mod replica;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,6 +26,7 @@ use crate::wire::{Call, CallHead, Input, Malformed, OpRow, peek_unknown_op};
 
 use handshake::ChallengedPeer;
 pub use handshake::wanted_export;
+pub use replica::{ReplicaPort, ReplicaTerms, wanted_slice};
 
 /// A handshake that takes longer is given up.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);

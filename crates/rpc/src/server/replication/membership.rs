@@ -77,7 +77,13 @@ pub trait Membership: Send + Sync + 'static {
     /// Whether a server was a member when this one heard of it last.
     fn is_member(&self, server: ServerNumber) -> bool;
 
-    /// The state of a slice, as it is now; none: nobody has served it so far.
+    /// Whether a server is to serve nothing, as this one heard last: an administrator drains it. No slice
+    /// is handed over to it.
+    fn is_drained(&self, server: ServerNumber) -> bool;
+
+    /// The state of a slice; none: nobody has served it so far. It is at least as new as what this server
+    /// has changed before, and as what it was told before. Whatever this server asked for before and was
+    /// not told the outcome of is not carried out later.
     fn slice<'a>(&'a self, name: &'a str) -> Fut<'a, io::Result<Option<(SliceState, Revision)>>>;
 
     /// Changes the state of a slice. False: it is another one than was seen, or a server is there that

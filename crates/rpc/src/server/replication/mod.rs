@@ -10,6 +10,7 @@ mod entry;
 mod hand_over;
 mod journal;
 mod lease;
+mod link;
 mod membership;
 mod registry;
 mod replica;
@@ -17,7 +18,9 @@ mod slice;
 mod stream;
 
 pub use hand_over::HandOverRefusal;
+pub(crate) use lease::LeaseEra;
 pub use lease::ServingLease;
+pub use link::WireLink;
 pub use membership::{Membership, PageCacheId, Revision, ServerNumber, SliceChange, SliceState};
 pub use registry::{MemoryRegistry, RegistryMember};
 pub use replica::{JournalReplica, ReplicaRefusal};

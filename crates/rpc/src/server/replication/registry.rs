@@ -122,6 +122,10 @@ impl Membership for RegistryMember {
         state.cut_off.contains(&self.me) || state.is_member(server)
     }
 
+    fn is_drained(&self, _: ServerNumber) -> bool {
+        false
+    }
+
     fn slice<'a>(&'a self, name: &'a str) -> Fut<'a, io::Result<Option<(SliceState, Revision)>>> {
         Box::pin(self.call(|state| state.slices.get(name).copied()))
     }

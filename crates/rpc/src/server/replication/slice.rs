@@ -142,8 +142,8 @@ impl SliceServer {
         self.slice.options.broken().is(what)
     }
 
-    /// Whether this process has taken account of what its machine has lost ([`SliceOptions::loss`]): a
-    /// process after it need not.
+    /// Whether this process has come so far that what its machine had lost before stands in the
+    /// membership, or does not matter any more.
     pub fn has_begun(&self) -> bool {
         self.lock().began
     }
@@ -231,12 +231,13 @@ impl SliceServer {
     /// Serves the slice until another server does, or the lease ends.
     async fn lead(&self, state: SliceState, revision: Revision) {
         let lease = self.slice.membership.lease();
+        let era = lease.era();
         let Some(leading) = self.enter(state, revision).await else { return };
         // Not given up half way: it calls the file system. It ends by itself when the lease does.
         let opened = self.open(&leading).await;
         let deposed = match opened {
             Ok(()) if self.is_broken(Sabotage::ServingLease) => Some(self.serve(&leading).await),
-            Ok(()) => race(lease.lapsed(), self.serve(&leading)).await,
+            Ok(()) => race(lease.lapsed(era), self.serve(&leading)).await,
             Err(ExportLost) => None,
         };
         if deposed.is_none() {

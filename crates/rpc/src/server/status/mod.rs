@@ -49,6 +49,24 @@ pub struct ServerStatus {
     pub refused: RefusedStatus,
 }
 
+impl ServerStatus {
+    /// The status of two servers in one process, which have the same memory for data and different
+    /// clients. `other` is that of slices of an export that this one has, too.
+    pub fn and(mut self, other: ServerStatus) -> ServerStatus {
+        self.clients.extend(other.clients);
+        self.operations.extend(other.operations);
+        self.operations.sort_by_key(|operation| std::cmp::Reverse(operation.age));
+        let too_many = self.operations.len().saturating_sub(OPERATIONS_MAX);
+        self.operations.truncate(OPERATIONS_MAX);
+        self.operations_left_out += other.operations_left_out + too_many;
+        self.repeated_calls += other.repeated_calls;
+        self.mapped_twice.extend(other.mapped_twice);
+        self.recovery = self.recovery.and(other.recovery);
+        self.refused = self.refused.and(other.refused);
+        self
+    }
+}
+
 /// How often clients were refused what they, or their address, had their share of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RefusedStatus {
@@ -60,6 +78,17 @@ pub struct RefusedStatus {
     pub clients: u64,
     /// A connection.
     pub connections: u64,
+}
+
+impl RefusedStatus {
+    fn and(self, other: RefusedStatus) -> RefusedStatus {
+        RefusedStatus {
+            files: self.files + other.files,
+            locks: self.locks + other.locks,
+            clients: self.clients + other.clients,
+            connections: self.connections + other.connections,
+        }
+    }
 }
 
 /// A session, as the status shows it.

@@ -6,9 +6,12 @@ use std::time::Duration;
 use dray_core::{FsInfo, NodeId, Stack};
 use dray_fabric::Address;
 use dray_layers::placement::{
-    Definition, Layout, Placement, own_disks_stack, parse_definitions, placed_stack, probe_target,
+    Definition, Layout, Placement, Slices, own_disks_stack, parse_definitions, placed_stack,
+    probe_target,
 };
 use dray_rpc::client::{ClientSession, ConnectError, RemoteFs};
+
+mod slices;
 
 use crate::connector::{
     ConnectOptions, begin_session, connect_session, connect_timeout, take_over_session,
@@ -17,14 +20,15 @@ use crate::memory::ClientMemory;
 use crate::target::Target;
 
 /// A server that does not answer within this time is away. The sessions with the others begin without it.
-const SERVER_PATIENCE: Duration = Duration::from_secs(3);
+pub(super) const SERVER_PATIENCE: Duration = Duration::from_secs(3);
 /// A server that nobody has reached yet is tried once more, at least for so long.
 const BEGIN_PATIENCE: Duration = Duration::from_millis(100);
 
 /// The sessions that a client has, and what they are for. Cheap to clone.
 #[derive(Clone)]
 pub struct ClientConnection {
-    /// In the order of the definition; one without a projection, and where a client uses one server.
+    /// In the order of the definition, with failover one for each slice; one without a projection, and where a
+    /// client uses one server.
     sessions: Vec<Arc<ClientSession>>,
     projection: Option<Arc<ClientProjection>>,
 }
@@ -33,7 +37,7 @@ pub struct ClientConnection {
 pub struct ClientProjection {
     /// As its servers have it.
     pub definition: Definition,
-    placement: Placement,
+    slices: Slices,
 }
 
 impl ClientProjection {
@@ -45,8 +49,13 @@ impl ClientProjection {
         })?;
         let definition = definitions.pop().filter(|_| definitions.is_empty());
         let definition = definition.ok_or_else(|| wrong("it is not of one projection".into()))?;
-        let placement = Placement::new(&definition);
-        Ok(Arc::new(ClientProjection { definition, placement }))
+        let slices = Slices::of(Placement::new(&definition));
+        Ok(Arc::new(ClientProjection { definition, slices }))
+    }
+
+    /// Which slice has what.
+    pub fn slices(&self) -> &Slices {
+        &self.slices
     }
 
     /// The export of each server that the client `node` uses, with its position in the definition.
@@ -56,14 +65,14 @@ impl ClientProjection {
             Ok((index, Target::at(address, self.definition.name.clone())))
         };
         let only = match self.definition.layout {
-            Layout::LoadBalance => Some(usize::from(self.placement.of_client(node).0)),
+            Layout::LoadBalance => Some(usize::from(self.slices.placement().of_client(node).0)),
             Layout::Cluster | Layout::ClusterStripe | Layout::File | Layout::Stripe => None,
         };
         let all = self.definition.servers.iter().enumerate();
         all.filter(|(index, _)| only.is_none_or(|only| only == *index)).map(target).collect()
     }
 
-    fn options(&self, options: &ConnectOptions) -> ConnectOptions {
+    pub(super) fn options(&self, options: &ConnectOptions) -> ConnectOptions {
         ConnectOptions { definition: self.definition.fingerprint(), ..options.clone() }
     }
 }
@@ -138,7 +147,8 @@ impl ClientConnection {
         &self.sessions[0]
     }
 
-    /// Every session, in the order of the definition. Under `loadbalance` it is one.
+    /// Every session, in the order of the definition, with failover one for each slice. Under `loadbalance` it
+    /// is one.
     pub fn sessions(&self) -> &[Arc<ClientSession>] {
         &self.sessions
     }
@@ -153,9 +163,10 @@ impl ClientConnection {
         self.session().info()
     }
 
-    /// Whether all callers are one user at every server.
+    /// Whether all callers are one user at every server that this client has met.
     pub fn one_user(&self) -> bool {
-        self.sessions.iter().all(|session| session.one_user())
+        let mut begun = self.sessions.iter().filter(|session| session.has_begun());
+        begun.all(|session| session.one_user())
     }
 
     /// Gives the calling thread channels of its own, as long as there are not too many.
@@ -172,9 +183,10 @@ impl ClientConnection {
             }
             Some(projection) => {
                 let stacks = self.sessions.iter().cloned().map(RemoteFs::stack).collect();
+                let placement = projection.slices.placement().clone();
                 match projection.definition.layout.is_shared() {
-                    true => placed_stack(projection.placement.clone(), stacks),
-                    false => own_disks_stack(projection.placement.clone(), stacks),
+                    true => placed_stack(placement, stacks),
+                    false => own_disks_stack(placement, stacks),
                 }
             }
         }
@@ -196,6 +208,9 @@ impl ClientProjection {
         options: &ConnectOptions,
         memory: &ClientMemory,
     ) -> Result<ClientConnection, ConnectError> {
+        if self.slices.placement().fails_over() {
+            return self.connect_slices(options, memory).await;
+        }
         let node = memory.session(0).map_err(no_memory)?.node();
         let (options, targets) = (self.options(options), self.targets(node)?);
         let tries = targets.iter().map(|(index, target)| {
@@ -228,6 +243,9 @@ impl ClientProjection {
         memory: &ClientMemory,
         (patience, replaceable): (Duration, bool),
     ) -> Result<Option<ClientConnection>, ConnectError> {
+        if self.slices.placement().fails_over() {
+            return self.take_over_slices(options, memory, (patience, replaceable)).await;
+        }
         let node = memory.session(0).map_err(no_memory)?.node();
         let (options, targets) = (self.options(options), self.targets(node)?);
         let tries = targets.iter().map(|(index, target)| {
@@ -245,7 +263,7 @@ impl ClientProjection {
     }
 
     /// What a server of the projection has against this client.
-    fn explained(&self, target: &Target, error: ConnectError) -> ConnectError {
+    pub(super) fn explained(&self, target: &Target, error: ConnectError) -> ConnectError {
         let ConnectError::Definition { text } = error else { return error };
         let other = ClientProjection::of(&text).map_or(0, |one| one.definition.fingerprint());
         ConnectError::Protocol(format!(
@@ -339,11 +357,11 @@ fn must_be_same(target: &Target, first: &FsInfo, info: &FsInfo) -> Result<(), Co
     )))
 }
 
-fn joined<'a>(targets: impl Iterator<Item = &'a Target>) -> String {
+pub(super) fn joined<'a>(targets: impl Iterator<Item = &'a Target>) -> String {
     targets.map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn no_memory(error: std::io::Error) -> ConnectError {
+pub(super) fn no_memory(error: std::io::Error) -> ConnectError {
     ConnectError::Protocol(format!("cannot use the memory of the session: {error}"))
 }
 

@@ -1,0 +1,258 @@
+//! Calls of other threads: each slice has a task that carries out its calls one after the other.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use dray_rpc::server::{Revision, SliceChange, SliceState};
+use etcd_client::{
+    Client, Compare, CompareOp, Error, GetResponse, PutOptions, Txn, TxnOp, TxnOpResponse,
+};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+
+use crate::control::{CallKind, Order, Reply};
+use crate::records::{self, DrainRecord, QuiesceRecord, SliceRecord};
+use crate::shared::Shared;
+
+/// Calls of one slice that may wait. A server has a few under way.
+const CALLS_MAX: usize = 64;
+
+/// A call that waits, and where its outcome goes.
+type Waiting<T> = (T, ReplySender);
+pub(crate) type ReplySender = oneshot::Sender<io::Result<Reply>>;
+
+enum SliceCall {
+    Look,
+    Change(SliceChange),
+}
+
+/// Carries out calls until nobody makes any more, or until this server leaves: who wants to know.
+pub(crate) async fn take_orders(
+    shared: &Arc<Shared>,
+    mut orders: mpsc::Receiver<Order>,
+) -> Option<ReplySender> {
+    let mut slices: HashMap<String, mpsc::Sender<Waiting<SliceCall>>> = HashMap::new();
+    let mut of_slice = |name: String, call, reply| {
+        let queue = slices.entry(name.clone()).or_insert_with(|| {
+            let (queue, calls) = mpsc::channel(CALLS_MAX);
+            tokio::spawn(Slice::new(shared.clone(), name).run(calls));
+            queue
+        });
+        if let Err(mpsc::error::TrySendError::Full((_, reply))) = queue.try_send((call, reply)) {
+            let _ = reply.send(Err(io::ErrorKind::WouldBlock.into()));
+        }
+    };
+    while let Some(Order { kind, reply }) = orders.recv().await {
+        match kind {
+            CallKind::Slice(name) => of_slice(name, SliceCall::Look, reply),
+            CallKind::Change(name, change) => of_slice(name, SliceCall::Change(change), reply),
+            CallKind::Drain(drained) => {
+                shared.is_drained.store(drained, Ordering::SeqCst);
+                tokio::spawn(answer(reply, drain(shared.clone(), drained)));
+            }
+            CallKind::Quiesce(quiesced) => {
+                tokio::spawn(answer(reply, quiesce(shared.clone(), quiesced)));
+            }
+            CallKind::Leave => return Some(reply),
+        }
+    }
+    None
+}
+
+async fn answer(reply: ReplySender, call: impl Future<Output = io::Result<()>>) {
+    let _ = reply.send(call.await.map(|()| Reply::Done)); // whoever asked may have gone
+}
+
+/// What an error of etcd is to our callers.
+pub(crate) fn failed(error: Error) -> io::Error {
+    match error {
+        Error::GRpcStatus(status) => io::Error::other(status.message().to_owned()),
+        other => io::Error::other(other.to_string()),
+    }
+}
+
+/// A call by the connection that there is, or that there will be soon. Errors: there is none, or no
+/// answer in time.
+async fn by_client<T, F>(shared: &Shared, call: impl FnOnce(Client) -> F) -> io::Result<T>
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    let mut clients = shared.client.subscribe();
+    let whole = async {
+        let client = clients.wait_for(Option::is_some).await;
+        let client = client.ok().and_then(|client| client.clone());
+        let client = client.ok_or(io::ErrorKind::NotConnected)?;
+        call(client).await.map_err(failed)
+    };
+    timeout(2 * shared.call_max(), whole)
+        .await
+        .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+/// The mark is gone with the lease.
+async fn drain(shared: Arc<Shared>, drained: bool) -> io::Result<()> {
+    let key = shared.keys.drained(shared.options.me);
+    if !drained {
+        return by_client(
+            &shared,
+            |client| async move { client.kv_client().delete(key, None).await },
+        )
+        .await
+        .map(drop);
+    }
+    let lease = shared.lease_id().ok_or(io::ErrorKind::NotConnected)?;
+    let record = records::written(DrainRecord { since: dray_rt::wall_clock().as_secs() });
+    let put = |client: Client| async move {
+        client.kv_client().put(key, record, Some(PutOptions::new().with_lease(lease))).await
+    };
+    by_client(&shared, put).await.map(drop)
+}
+
+async fn quiesce(shared: Arc<Shared>, quiesced: bool) -> io::Result<()> {
+    let key = shared.keys.quiesced();
+    if !quiesced {
+        return by_client(
+            &shared,
+            |client| async move { client.kv_client().delete(key, None).await },
+        )
+        .await
+        .map(drop);
+    }
+    let (by, since) = (shared.options.server.clone(), dray_rt::wall_clock().as_secs());
+    let record = records::written(QuiesceRecord { by, since });
+    by_client(&shared, |client| async move { client.kv_client().put(key, record, None).await })
+        .await
+        .map(drop)
+}
+
+/// A value of a slice's key.
+struct Found {
+    value: Vec<u8>,
+    revision: Revision,
+}
+
+impl Found {
+    fn of(answer: &GetResponse) -> Option<Found> {
+        let found = answer.kvs().first()?;
+        let revision = Revision(found.mod_revision().unsigned_abs());
+        Some(Found { value: found.value().to_vec(), revision })
+    }
+
+    fn state(&self) -> io::Result<(SliceState, Revision)> {
+        Ok((records::read_slice(&self.value)?, self.revision))
+    }
+}
+
+/// The calls of one slice.
+struct Slice {
+    shared: Arc<Shared>,
+    name: String,
+    key: String,
+    /// A change of this revision's state was asked for, and nobody knows whether it was made, or will be.
+    uncertain: Option<Option<Revision>>,
+}
+
+impl Slice {
+    fn new(shared: Arc<Shared>, name: String) -> Slice {
+        Slice { key: shared.keys.slice(&name), shared, name, uncertain: None }
+    }
+
+    async fn run(mut self, mut calls: mpsc::Receiver<Waiting<SliceCall>>) {
+        while let Some((call, reply)) = calls.recv().await {
+            let _ = reply.send(self.carry_out(call).await); // whoever asked may have gone
+        }
+    }
+
+    async fn carry_out(&mut self, call: SliceCall) -> io::Result<Reply> {
+        self.settle().await?;
+        match call {
+            SliceCall::Look => self.look().await.map(Reply::Slice),
+            SliceCall::Change(change) => self.change(change).await.map(Reply::Made),
+        }
+    }
+
+    /// Sees to it that a change whose outcome is unknown is not made from now on: it would be made if the
+    /// state still had the revision that it was asked for. So the state gets another revision.
+    async fn settle(&mut self) -> io::Result<()> {
+        let Some(asked_for) = self.uncertain else { return Ok(()) };
+        let mut found = self.get().await?;
+        // A state that was made where there was none is the first one, whenever it is made.
+        if let (Some(same), Some(asked_for)) = (&found, asked_for)
+            && same.revision == asked_for
+        {
+            let put = TxnOp::put(&*self.key, &*same.value, None);
+            let txn = Txn::new().when([self.is_at(Some(asked_for))]).and_then([put]);
+            // Whoever was faster has given it another revision, too.
+            by_client(&self.shared, |client| async move { client.kv_client().txn(txn).await })
+                .await?;
+            found = self.get().await?;
+        }
+        self.heard(found.and_then(|found| found.state().ok()));
+        self.uncertain = None;
+        Ok(())
+    }
+
+    /// What was heard, as long as this server is a member, which hears everything soon. Changes compare
+    /// revisions, so that nothing is decided by what is old.
+    async fn look(&self) -> io::Result<Option<(SliceState, Revision)>> {
+        if self.shared.lease.holds() {
+            let view = self.shared.view();
+            if let Some(state) = view.slices.get(&self.name).filter(|_| view.is_whole) {
+                return Ok(Some(*state));
+            }
+        }
+        let state = self.get().await?.map(|found| found.state()).transpose()?;
+        self.heard(state);
+        Ok(state)
+    }
+
+    async fn change(&mut self, change: SliceChange) -> io::Result<bool> {
+        let SliceChange { seen, gone, next } = change;
+        let mut when = vec![self.is_at(seen)];
+        let member = gone.map(|server| self.shared.keys.member(server));
+        when.extend(member.map(|key| Compare::create_revision(key, CompareOp::Equal, 0)));
+        let put = TxnOp::put(&*self.key, records::written(SliceRecord::from(next)), None);
+        let look = TxnOp::get(&*self.key, None);
+        let txn = Txn::new().when(when).and_then([put]).or_else([look]);
+        self.uncertain = Some(seen);
+        let answer =
+            by_client(&self.shared, |client| async move { client.kv_client().txn(txn).await })
+                .await?;
+        self.uncertain = None;
+        if answer.succeeded() {
+            let revision = answer.header().map_or(0, |header| header.revision());
+            let revision = Revision(revision.unsigned_abs());
+            self.shared.change_view(|view| view.changed(&self.name, next, revision));
+            return Ok(true);
+        }
+        if let Some(TxnOpResponse::Get(found)) = answer.op_responses().first() {
+            self.heard(Found::of(found).and_then(|found| found.state().ok()));
+        }
+        Ok(false)
+    }
+
+    fn heard(&self, state: Option<(SliceState, Revision)>) {
+        if let Some((state, revision)) = state {
+            self.shared.change_view(|view| view.changed(&self.name, state, revision));
+        }
+    }
+
+    /// The state has this revision; none: there is no state.
+    fn is_at(&self, revision: Option<Revision>) -> Compare {
+        let revision = revision.map_or(0, |Revision(revision)| revision.cast_signed());
+        Compare::mod_revision(&*self.key, CompareOp::Equal, revision)
+    }
+
+    /// As it is now.
+    async fn get(&self) -> io::Result<Option<Found>> {
+        let key = self.key.clone();
+        let got =
+            by_client(
+                &self.shared,
+                |client| async move { client.kv_client().get(key, None).await },
+            );
+        Ok(Found::of(&got.await?))
+    }
+}

@@ -1,0 +1,161 @@
+//! The thread that speaks to etcd.
+
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dray_rpc::server::{Revision, SliceChange, SliceState};
+use etcd_client::{Client, ConnectOptions};
+use tokio::runtime::Builder;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{sleep, timeout};
+
+use crate::calls;
+use crate::connection::{self, Lost};
+use crate::shared::{Phase, Shared};
+
+/// Threads for the names of etcd's members, which the resolver of libc looks up.
+const RESOLVERS_MAX: usize = 2;
+/// After all members of etcd have been tried, or a server has to wait.
+const TRY_AGAIN_AFTER: Duration = Duration::from_millis(200);
+/// The lease is given back within this time, or ends by itself.
+const LEAVE_MAX: Duration = Duration::from_secs(1);
+
+/// A call of another thread.
+pub(crate) struct Order {
+    pub(crate) kind: CallKind,
+    pub(crate) reply: oneshot::Sender<io::Result<Reply>>,
+}
+
+pub(crate) enum CallKind {
+    Slice(String),
+    Change(String, SliceChange),
+    Drain(bool),
+    Quiesce(bool),
+    Leave,
+}
+
+pub(crate) enum Reply {
+    Slice(Option<(SliceState, Revision)>),
+    Made(bool),
+    Done,
+}
+
+fn another_reply() -> io::Error {
+    io::Error::other("the reply to another call")
+}
+
+impl Reply {
+    pub(crate) fn slice(self) -> io::Result<Option<(SliceState, Revision)>> {
+        match self {
+            Reply::Slice(state) => Ok(state),
+            Reply::Made(_) | Reply::Done => Err(another_reply()),
+        }
+    }
+
+    pub(crate) fn made(self) -> io::Result<bool> {
+        match self {
+            Reply::Made(made) => Ok(made),
+            Reply::Slice(_) | Reply::Done => Err(another_reply()),
+        }
+    }
+
+    pub(crate) fn done(self) -> io::Result<()> {
+        match self {
+            Reply::Done => Ok(()),
+            Reply::Slice(_) | Reply::Made(_) => Err(another_reply()),
+        }
+    }
+}
+
+/// Starts the thread, which ends when nobody can send orders any more.
+pub(crate) fn start(shared: Arc<Shared>, orders: mpsc::Receiver<Order>) -> io::Result<()> {
+    let mut builder = Builder::new_current_thread();
+    let runtime = builder
+        .enable_all()
+        .max_blocking_threads(RESOLVERS_MAX)
+        .thread_name("dray-etcd-name")
+        .build()?;
+    let run = move || {
+        runtime.block_on(run(&shared, orders));
+        shared.phase.send_replace(Phase::Left);
+        // A name that is being looked up is not waited for.
+        runtime.shutdown_background();
+    };
+    std::thread::Builder::new().name("dray-etcd".into()).spawn(run).map(drop)
+}
+
+async fn run(shared: &Arc<Shared>, orders: mpsc::Receiver<Order>) {
+    let left = tokio::select! {
+        never = stay_member(shared) => match never {},
+        left = calls::take_orders(shared, orders) => left,
+    };
+    let Some(reply) = left else { return }; // as a process that dies
+    shared.lease.give_up();
+    let done = timeout(LEAVE_MAX, give_lease_back(shared)).await;
+    let done = done.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+    let _ = reply.send(done.map(|()| Reply::Done)); // whoever asked may have gone
+}
+
+async fn give_lease_back(shared: &Shared) -> io::Result<()> {
+    let Some(lease) = shared.lease_id() else { return Ok(()) };
+    let client = shared.client.borrow().clone().ok_or(io::ErrorKind::NotConnected)?;
+    client.lease_client().revoke(lease).await.map_err(calls::failed).map(drop)
+}
+
+/// Goes from member to member of etcd, each time that one fails.
+async fn stay_member(shared: &Shared) -> Infallible {
+    let etcd = &shared.options.etcd;
+    let mut failures = 0;
+    for url in etcd.iter().cycle() {
+        let lost = match connect(url).await {
+            Ok(client) => {
+                let Err(lost) = connection::serve(shared, url, client).await;
+                lost
+            }
+            Err(lost) => lost,
+        };
+        failures = if shared.client.send_replace(None).is_some() { 1 } else { failures + 1 };
+        note(shared, url, &lost);
+        match lost {
+            Lost::Lease => shared.set_lease_id(None),
+            Lost::Connection(_) if failures % etcd.len() != 0 => {}
+            Lost::Connection(_) | Lost::Waits(_) | Lost::Refused(_) => sleep(TRY_AGAIN_AFTER).await,
+        }
+    }
+    unreachable!("the list of etcd's members is not empty")
+}
+
+/// Says why there is no connection: once for each time that one is lost, and for each other reason.
+fn note(shared: &Shared, url: &str, lost: &Lost) {
+    let projection = &shared.options.projection;
+    let (trouble, is_news) = match lost {
+        Lost::Lease => ("the lease of this server has ended".to_owned(), true),
+        Lost::Connection(why) => (format!("{url}: {why}"), false),
+        Lost::Waits(what) => (format!("waiting for {what}"), true),
+        Lost::Refused(why) => (why.to_string(), true),
+    };
+    let before = shared.view().trouble.clone();
+    if before.is_none() || is_news && before.as_ref() != Some(&trouble) {
+        log::warn!(
+            "projection {projection}: not in touch with etcd, so that its share waits: {trouble}"
+        );
+    }
+    shared.change_view(|view| (view.etcd, view.trouble) = (None, Some(trouble)));
+    if let Lost::Refused(why) = lost {
+        shared.phase.send_if_modified(|phase| {
+            let first = matches!(phase, Phase::Joining);
+            if first {
+                *phase = Phase::Refused(why.clone());
+            }
+            first
+        });
+    }
+}
+
+async fn connect(url: &str) -> Result<Client, Lost> {
+    // A member that has lost the others says so instead of waiting for them.
+    let options = ConnectOptions::new().with_require_leader(true);
+    Ok(Client::connect([url], Some(options)).await?)
+}

@@ -1,0 +1,90 @@
+//! What the control thread and the callers of a membership share.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dray_rpc::server::ServingLease;
+use etcd_client::Client;
+use tokio::sync::watch;
+
+use crate::join::JoinRefusal;
+use crate::keys::Keys;
+use crate::membership::EtcdOptions;
+use crate::view::ClusterView;
+
+/// How far this server has come.
+#[derive(Clone, Debug)]
+pub(crate) enum Phase {
+    /// It has not been a member so far.
+    Joining,
+    /// It has been one. Whether it is one now says its lease.
+    Joined,
+    /// It cannot be one.
+    Refused(JoinRefusal),
+    /// It has left, or the control thread has ended.
+    Left,
+}
+
+/// What both sides have.
+pub(crate) struct Shared {
+    pub(crate) options: EtcdOptions,
+    pub(crate) keys: Keys,
+    pub(crate) lease: Arc<ServingLease>,
+    pub(crate) phase: watch::Sender<Phase>,
+    /// The connection that calls go by, while there is one.
+    pub(crate) client: watch::Sender<Option<Client>>,
+    /// An administrator drains this server. The mark in etcd goes with the lease, and comes with the next.
+    pub(crate) is_drained: AtomicBool,
+    /// 0: none.
+    lease_id: AtomicI64,
+    view: Mutex<ClusterView>,
+    /// Counts changes of the view.
+    pub(crate) news: watch::Sender<u64>,
+}
+
+impl Shared {
+    pub(crate) fn new(options: EtcdOptions) -> Shared {
+        Shared {
+            keys: Keys::of(&options.projection),
+            lease: Arc::new(ServingLease::within(options.ttl)),
+            phase: watch::Sender::new(Phase::Joining),
+            client: watch::Sender::new(None),
+            is_drained: AtomicBool::new(false),
+            lease_id: AtomicI64::new(0),
+            view: Mutex::default(),
+            news: watch::Sender::new(0),
+            options,
+        }
+    }
+
+    /// The lease in etcd that this server is a member by.
+    pub(crate) fn lease_id(&self) -> Option<i64> {
+        Some(self.lease_id.load(Ordering::SeqCst)).filter(|id| *id != 0)
+    }
+
+    pub(crate) fn set_lease_id(&self, id: Option<i64>) {
+        self.lease_id.store(id.unwrap_or(0), Ordering::SeqCst);
+    }
+
+    pub(crate) fn view(&self) -> MutexGuard<'_, ClusterView> {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the view, and tells those who wait for news.
+    pub(crate) fn change_view(&self, change: impl FnOnce(&mut ClusterView)) {
+        change(&mut self.view());
+        self.news.send_modify(|news| *news += 1);
+    }
+
+    /// How often this server says that it is there.
+    pub(crate) fn keep_alive_every(&self) -> Duration {
+        self.options.ttl / 4
+    }
+
+    /// Longest time of a call to etcd. A member that takes longer for a keepalive is given up, early
+    /// enough for another one to be asked before the lease ends.
+    pub(crate) fn call_max(&self) -> Duration {
+        self.options.ttl / 4
+    }
+}
