@@ -7,8 +7,7 @@ use dray_core::{FsInfo, NodeId, Stack};
 use dray_fabric::Address;
 use dray_layers::placement::{
     Definition, FilePlaces, Layout, Placement, Slices, own_disks_stack, parse_definitions,
-    placed_stack,
-    probe_target,
+    placed_stack, probe_target,
 };
 use dray_rpc::client::{ClientSession, ConnectError, RemoteFs};
 

@@ -97,12 +97,7 @@ impl PlacedServers {
     /// Finds the name of a directory that this client has not met by its name, for the server `at`. Such is the
     /// working directory of a program that is older than this process. The server of the directory's names knows
     /// what is above, and a listing of that has the name. None of what is no directory.
-    async fn find_directory(
-        &self,
-        cx: &Context,
-        at: SliceIndex,
-        dir: FileId,
-    ) -> Option<FilePlace> {
+    async fn find_directory(&self, cx: &Context, at: SliceIndex, dir: FileId) -> Option<FilePlace> {
         let knows = self.slices.directory(dir);
         if knows == at || self.places.of(dir).is_some_and(|place| !place.is_dir) {
             return None;
