@@ -60,8 +60,9 @@ impl Cluster {
     /// What a server says of each of its slices; nothing, if it is not there.
     fn slices(&self, number: usize) -> Vec<Value> {
         let text = self.servers[number].run(&["status", "--json"]).stdout;
-        let Ok(status) = serde_json::from_slice::<Value>(&text) else { return Vec::new() };
-        let all = status.as_array().cloned().unwrap_or_else(|| vec![status]);
+        // A line for each server and mount.
+        let all = text.split(|byte| *byte == b'\n');
+        let all: Vec<Value> = all.filter_map(|line| serde_json::from_slice(line).ok()).collect();
         let exports = all.iter().filter(|one| one["kind"] == "server");
         let exports =
             exports.flat_map(|one| one["exports"].as_array().cloned().unwrap_or_default());
