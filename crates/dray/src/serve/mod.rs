@@ -117,7 +117,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     )?;
     opening::open_all(&openings)?;
     plan::warn_of_sharing(&exports); // whose directories are known without links now
-    let workers = Arc::new(Workers::new(&names, plan.threads, slices.clone()));
+    let workers = Arc::new(Workers::new(&names, plan.threads).with_slices(slices.clone()));
     let serving =
         Serving { plan, state_dir, server, exports, slices, workers, state, descriptor_store };
     let mut executor =

@@ -90,13 +90,18 @@ pub type StuckThreads = BTreeMap<String, usize>;
 impl Workers {
     /// Prepares `count` threads for each of `exports`; 0: one for each CPU. As many as CPUs
     /// are pinned to one each.
-    pub fn new(exports: &[&str], count: usize, slices: SlicesByProjection) -> Workers {
+    pub fn new(exports: &[&str], count: usize) -> Workers {
         let cpus = allowed_cpus();
         let count = if count == 0 { cpus.len() } else { count };
         let each = count.min(THREADS_MAX / exports.len().max(1)).max(1);
         let exports = exports.iter().map(|name| ((*name).to_owned(), Group::of(each))).collect();
+        Workers { exports, slices: BTreeMap::new(), ports: BTreeMap::new(), cpus, each }
+    }
+
+    /// With these slices of exports among them.
+    pub fn with_slices(self, slices: SlicesByProjection) -> Workers {
         let ports = slices.keys().map(|name| (name.clone(), Group::of(1))).collect();
-        Workers { exports, slices, ports, cpus, each }
+        Workers { slices, ports, ..self }
     }
 
     /// Threads that one export may have.
@@ -274,7 +279,7 @@ mod tests {
 
     #[test]
     fn threads_start_when_they_are_needed_run_and_end() {
-        let workers = Workers::new(&["a", "b"], 3, BTreeMap::new());
+        let workers = Workers::new(&["a", "b"], 3);
         assert_eq!(workers.each(), 3);
         let (send, receive) = channel();
         for (export, index) in [("a", 0), ("a", 2), ("b", 1), ("a", 0)] {
@@ -296,7 +301,7 @@ mod tests {
     // proves: P109
     #[test]
     fn a_thread_that_hangs_stops_its_own_export_alone_and_no_end() {
-        let workers = Workers::new(&["hung", "well"], 1, BTreeMap::new());
+        let workers = Workers::new(&["hung", "well"], 1);
         let (inside, is_inside) = channel();
         let (thaw, frozen) = channel::<()>();
         start(&workers, "hung", 0).spawn(async move {
@@ -318,7 +323,7 @@ mod tests {
     fn many_exports_share_the_limit() {
         let names: Vec<String> = (0..2000).map(|number| number.to_string()).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        assert_eq!(Workers::new(&names, 64, BTreeMap::new()).each(), 1);
-        assert_eq!(Workers::new(&names[..100], 64, BTreeMap::new()).each(), 10);
+        assert_eq!(Workers::new(&names, 64).each(), 1);
+        assert_eq!(Workers::new(&names[..100], 64).each(), 10);
     }
 }

@@ -115,6 +115,7 @@ impl ServerReport {
                     "servers": definition.servers.len(),
                 })
             }),
+            "slices": self.slices.get(&export.name).map(|slices| slices.json()),
             "ops": ops,
             "mapped_twice": mapped_twice,
             "aggregate": export.aggregate_counts().map(|counts| {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Applications at work; whatever one of them complains about is the test's failure.
 pub struct Load {
@@ -16,25 +16,41 @@ pub struct Load {
     threads: Vec<JoinHandle<io::Result<u64>>>,
     /// Turns of all together.
     pub steps: Arc<AtomicU64>,
+    /// Longest turn of any of them, nanoseconds.
+    longest_ns: Arc<AtomicU64>,
 }
 
 impl Load {
     pub fn new() -> Load {
-        Load { stop: Arc::default(), threads: Vec::new(), steps: Arc::default() }
+        Load {
+            stop: Arc::default(),
+            threads: Vec::new(),
+            steps: Arc::default(),
+            longest_ns: Arc::default(),
+        }
     }
 
     /// Runs `step` over and over, with the number of the round.
     pub fn add(&mut self, mut step: impl FnMut(u64) -> io::Result<()> + Send + 'static) {
         let (stop, steps) = (self.stop.clone(), self.steps.clone());
+        let longest_ns = self.longest_ns.clone();
         self.threads.push(std::thread::spawn(move || {
             let mut round = 0;
             while !stop.load(Ordering::Relaxed) {
+                let begun = Instant::now();
                 step(round)?;
+                let took_ns = begun.elapsed().as_nanos() as u64;
+                longest_ns.fetch_max(took_ns, Ordering::Relaxed);
                 round += 1;
                 steps.fetch_add(1, Ordering::Relaxed);
             }
             Ok(round)
         }));
+    }
+
+    /// The longest turn of any of them since this was asked before. One that has not ended does not count.
+    pub fn take_longest(&self) -> Duration {
+        Duration::from_nanos(self.longest_ns.swap(0, Ordering::Relaxed))
     }
 
     /// Turns of each.
