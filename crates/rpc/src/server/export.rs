@@ -19,7 +19,7 @@ use crate::server::recovery::group_sync::GroupSync;
 use crate::server::recovery::replayed::ReplayedChanges;
 use crate::server::recovery::window::RecoveryWindow;
 use crate::server::refusals::Refusals;
-use crate::server::replication::ServingLease;
+use crate::server::replication::{LeaseEra, ServingLease};
 use crate::server::tickets::Tickets;
 use crate::server::watchers::Watchers;
 
@@ -57,7 +57,7 @@ pub struct Export {
     /// The same of what several exports are served from; one of them may be lost alone.
     pub(crate) below_lost: Option<Arc<AtomicBool>>,
     /// Without which nothing is answered either; none: it does not depend on one.
-    pub(crate) lease: Option<Arc<ServingLease>>,
+    pub(crate) lease: Option<(Arc<ServingLease>, LeaseEra)>,
     /// The instance of the export. A client that knows another instance has to reclaim its locks
     /// and files.
     pub(crate) instance: u64,
@@ -165,12 +165,13 @@ impl Export {
 
     /// The same, for a server that may be succeeded by another one once its `lease` has ended.
     pub fn that_is_leased(self, lease: Arc<ServingLease>) -> Export {
-        Export { lease: Some(lease), ..self }
+        let era = lease.era();
+        Export { lease: Some((lease, era)), ..self }
     }
 
     /// Whether it has been withdrawn, or is about to be.
     pub(crate) fn is_lost(&self) -> bool {
-        let lapsed = self.lease.as_ref().is_some_and(|lease| !lease.holds());
+        let lapsed = self.lease.as_ref().is_some_and(|(lease, era)| !lease.holds_since(*era));
         let below = self.below_lost.as_ref().is_some_and(|lost| lost.load(Ordering::SeqCst));
         lapsed || below || self.lost.load(Ordering::SeqCst)
     }

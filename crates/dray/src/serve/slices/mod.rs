@@ -4,6 +4,7 @@
 //! All slices of a projection are served from one opened file system. They begin when that has been
 //! opened, since who cannot serve is no member. docs/adr/0042-failover.md has the reasons.
 
+mod removed;
 mod running;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ use dray_rt::{DriverKind, Executor, timeout};
 use crate::error::{ErrorContext, Failure};
 use crate::serve::plan::ServePlan;
 use crate::serve::projections::ServedProjection;
+pub use removed::ServedSince;
 use running::RunningSlices;
 pub use running::ServedSlice;
 

@@ -20,11 +20,18 @@ pub struct ServingLease {
     length: Duration,
     /// Nanoseconds of the monotonic clock; 0: it has never begun, or was given up.
     until_ns: AtomicU64,
+    /// How often it has begun.
+    era: AtomicU64,
 }
+
+/// A time in which a lease held all the while. Another server may have served between two of them, even
+/// where nobody looked at the lease then: this process may have been stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LeaseEra(u64);
 
 impl Default for ServingLease {
     fn default() -> ServingLease {
-        ServingLease { length: LEASE - MARGIN, until_ns: AtomicU64::new(0) }
+        ServingLease { length: LEASE - MARGIN, until_ns: AtomicU64::new(0), era: AtomicU64::new(0) }
     }
 }
 
@@ -37,6 +44,9 @@ impl ServingLease {
     /// A keepalive that was sent at `sent` went well. The time of its sending counts: it arrived later,
     /// so that the membership's lease ends later than this one.
     pub fn prolong(&self, sent: Instant) {
+        if !self.holds() {
+            self.era.fetch_add(1, Ordering::SeqCst);
+        }
         let until = sent + self.length;
         self.until_ns.fetch_max(until.as_nanos(), Ordering::SeqCst);
     }
@@ -57,10 +67,49 @@ impl ServingLease {
         dray_rt::now() < self.until()
     }
 
-    /// Waits until it has ended.
-    pub(super) async fn lapsed(&self) {
-        while self.holds() {
+    /// The era that begins now, or goes on.
+    pub(crate) fn era(&self) -> LeaseEra {
+        LeaseEra(self.era.load(Ordering::SeqCst))
+    }
+
+    /// Whether the server may answer now what it began in `era`.
+    pub(crate) fn holds_since(&self, era: LeaseEra) -> bool {
+        // In this order: the next era begins before its end is set.
+        self.holds() && self.era() == era
+    }
+
+    /// Waits until `era` has ended.
+    pub(super) async fn lapsed(&self, era: LeaseEra) {
+        while self.holds_since(era) {
             dray_rt::sleep_until(self.until()).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dray_rt::{DriverKind, Executor, now, sleep};
+
+    #[test]
+    fn a_lease_that_lapsed_while_nobody_looked_does_not_hold_for_what_began_before() {
+        Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
+            let lease = ServingLease::within(Duration::from_secs(2));
+            lease.prolong(now());
+            let era = lease.era();
+            sleep(Duration::from_millis(1400)).await;
+            lease.prolong(now());
+            sleep(Duration::from_millis(1400)).await;
+            assert!(lease.holds_since(era), "it was prolonged in time");
+            sleep(Duration::from_millis(200)).await;
+            lease.prolong(now());
+            assert!(lease.holds() && lease.holds_since(lease.era()));
+            assert!(!lease.holds_since(era), "another server may have served meanwhile");
+            lease.lapsed(era).await;
+            let era = lease.era();
+            lease.give_up();
+            lease.prolong(now());
+            assert!(!lease.holds_since(era));
+        });
     }
 }

@@ -18,6 +18,7 @@ mod slice;
 mod stream;
 
 pub use hand_over::HandOverRefusal;
+pub(crate) use lease::LeaseEra;
 pub use lease::ServingLease;
 pub use link::WireLink;
 pub use membership::{Membership, PageCacheId, Revision, ServerNumber, SliceChange, SliceState};
