@@ -171,6 +171,11 @@ impl ProjectionSlices {
         self.slices().iter().map(one).collect()
     }
 
+    /// Where the servers agree on who serves what, once the slices have begun.
+    pub fn membership(&self) -> Option<Arc<EtcdMembership>> {
+        Some(self.running()?.membership.clone())
+    }
+
     /// Begins to serve them, from what `maker` makes. Errors: the state directory cannot be used, or the
     /// other servers refuse this one.
     pub fn begin(&self, (maker, page_cache): (ExportMaker, PageCacheId)) -> Result<(), Failure> {
