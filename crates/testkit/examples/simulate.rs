@@ -69,7 +69,7 @@ struct Wanted {
     log: bool,
 }
 
-const SABOTAGES: [(&str, Sabotage); 21] = [
+const SABOTAGES: [(&str, Sabotage); 25] = [
     ("fence", Sabotage::Fence),
     ("locks", Sabotage::Locks),
     ("closes", Sabotage::Closes),
@@ -91,6 +91,10 @@ const SABOTAGES: [(&str, Sabotage); 21] = [
     ("evictions", Sabotage::Evictions),
     ("named", Sabotage::Named),
     ("shipping", Sabotage::Shipping),
+    ("serving-lease", Sabotage::ServingLease),
+    ("in-step", Sabotage::InStep),
+    ("copy", Sabotage::Copy),
+    ("answered-data", Sabotage::AnsweredData),
 ];
 
 /// What is called so, of an operation or as a whole.

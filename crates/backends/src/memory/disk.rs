@@ -77,6 +77,21 @@ impl MemoryDisk {
         self.lock_orphans().clear();
     }
 
+    /// A machine that uses the disk over a network is lost, with what was written there and not synced;
+    /// `seed` decides what of that survives. Names and attributes are the disk's, and stay.
+    pub fn lose_written(&self, seed: u64) {
+        let mut choices = Choices(seed);
+        let mut store = self.shared.lock();
+        let Some((journal, inodes)) = store.journal_mut() else {
+            return;
+        };
+        while journal.commit_next() {}
+        let left = journal.crash(inodes, || choices.next() & 1 == 1);
+        store.begin_epoch(left);
+        self.shared.forget_locks(store.options().locks_max);
+        self.lock_orphans().clear();
+    }
+
     /// The server process is killed. Nothing is lost, synced or not, but the advisory
     /// locks, which only its memory held.
     pub fn kill(&self) {

@@ -130,7 +130,7 @@ impl Core {
                 (or(options.open_descriptors_max, descriptors / 2).max(1), descriptors),
                 options.open_files_max,
                 store.map(|store| (store, uuid)),
-                (matches!(ids, Ids::Native(_)), lanes.clone()),
+                (matches!(ids, Ids::Native(_)), removed.is_some(), lanes.clone()),
             ),
             ids,
             removed,

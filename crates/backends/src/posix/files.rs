@@ -48,6 +48,9 @@ pub(crate) struct OpenFileTable {
     /// Each descriptor of a file has the same pages. That does not hold on overlays, for example.
     has_pages: bool,
     pub(super) lanes: Arc<Lanes>,
+    /// Another server may go on for a client while this one goes on for others: a file that is given up
+    /// without a close is open there.
+    others_go_on: bool,
     /// This table has been left: clients open their files again in a successor, and closes here are
     /// not theirs.
     left: AtomicBool,
@@ -67,6 +70,8 @@ pub(crate) struct OpenInode {
     pub(super) pin: Mutex<Option<Pin>>,
     /// The descriptor store has it, perhaps from a process before this one.
     kept: AtomicBool,
+    /// Open files of it that their clients have not closed.
+    unclosed: AtomicUsize,
     pub(super) write_back_errors: WriteBackErrors,
     files: Weak<OpenFileTable>,
 }
@@ -93,7 +98,7 @@ impl OpenFileTable {
         (descriptors_max, of_process): (usize, usize),
         files_max: usize,
         descriptor_store: Option<(Arc<dyn DescriptorStore>, FsUuid)>,
-        (has_pages, lanes): (bool, Arc<Lanes>),
+        (has_pages, others_go_on, lanes): (bool, bool, Arc<Lanes>),
     ) -> Arc<OpenFileTable> {
         let pins_min = PINS_MIN.min(of_process / PINS_MIN_PART);
         Arc::new(OpenFileTable {
@@ -108,6 +113,7 @@ impl OpenFileTable {
             descriptor_store,
             has_pages,
             lanes,
+            others_go_on,
             left: AtomicBool::new(false),
         })
     }
@@ -145,6 +151,7 @@ impl OpenFileTable {
         opened: OpenedDescriptor,
     ) -> Arc<FileState> {
         let inode = self.inode(id);
+        inode.unclosed.fetch_add(1, Ordering::Relaxed);
         let file = FileState::new(self.clone(), inode, directory, (asked, opened));
         self.files.fetch_add(1, Ordering::Relaxed);
         self.descriptors.fetch_add(1, Ordering::Relaxed);
@@ -165,6 +172,7 @@ impl OpenFileTable {
                     .as_ref()
                     .is_some_and(|(descriptor_store, fs)| descriptor_store.adopt(*fs, id)),
             ),
+            unclosed: AtomicUsize::new(0),
             write_back_errors: WriteBackErrors::default(),
             files: Arc::downgrade(self),
         });
@@ -353,6 +361,14 @@ impl OpenInode {
     }
 }
 
+impl OpenInode {
+    /// A client has closed one of its files.
+    pub(crate) fn closed(&self) {
+        let less = |unclosed: usize| unclosed.checked_sub(1);
+        let _ = self.unclosed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less); // never below 0
+    }
+}
+
 impl Drop for OpenInode {
     fn drop(&mut self) {
         let Some(files) = self.files.upgrade() else { return };
@@ -364,8 +380,9 @@ impl Drop for OpenInode {
         if let Some((descriptor_store, fs)) = &files.descriptor_store
             && self.kept.load(Ordering::Relaxed)
         {
+            let given_up = files.others_go_on && self.unclosed.load(Ordering::Relaxed) > 0;
             // Once for each open file of it.
-            match files.left.load(Ordering::SeqCst) {
+            match given_up || files.left.load(Ordering::SeqCst) {
                 true => descriptor_store.keep_for_recovery(*fs, self.id),
                 false => descriptor_store.release(*fs, self.id),
             }

@@ -339,6 +339,7 @@ impl Core {
     /// Closes `file`. Where the inode cache has a descriptor of it, too, the kernel is not asked
     /// whether this one is the last.
     pub(crate) fn close_file(&self, file: &FileState) {
+        file.inode.closed();
         let Some(fd) = file.close() else { return };
         if let Some(node) = self.nodes.get(file.inode.id)
             && let Some(fd) = Arc::into_inner(fd)

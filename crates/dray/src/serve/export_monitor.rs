@@ -14,6 +14,7 @@ use dray_core::{Context, Errno};
 
 use crate::serve::export_state::{DirectoryState, ExportState};
 use crate::serve::opening::ExportOpener;
+use crate::serve::slices::ServedSince;
 
 /// How often; descriptors are kept for as long without use. Mounts are looked at when they change.
 const UPKEEP_EVERY: Duration = Duration::from_secs(10);
@@ -23,7 +24,7 @@ const MORTAL_EVERY: Duration = Duration::from_secs(2);
 /// Monitors an export for ever. One whose file system hangs waits for that, and no other does.
 pub async fn run(opening: Arc<ExportOpener>) {
     let export = &opening.exported;
-    let mut kept_up = dray_rt::now();
+    let (mut kept_up, mut served_since) = (dray_rt::now(), ServedSince::default());
     loop {
         let mortal = export.fs().is_some_and(|fs| fs.is_mortal());
         let pause = if mortal { MORTAL_EVERY } else { UPKEEP_EVERY };
@@ -46,6 +47,9 @@ pub async fn run(opening: Arc<ExportOpener>) {
             kept_up = dray_rt::now();
             fs.upkeep().await;
             release_unclaimed(&opening, &*fs);
+            if let Some(slices) = &opening.slices {
+                served_since.forget_removed(slices, &*fs, opening.server.lease() * 2);
+            }
             let state = directory_state(&*fs, &path).await;
             if export.directory_is(state) {
                 report(export, state);

@@ -183,6 +183,7 @@ impl ExportOpener {
             Executor::new(DriverKind::Epoll).doing(|| "cannot start an executor".into())?;
         let below = self.below()?;
         self.wait_for_former()?;
+        let backend = below.backend.clone();
         let stack = self.stack(below, &mut executor)?;
         let mut export = self.export(&self.plan.name, &stack);
         let Some(slices) = &self.slices else {
@@ -190,8 +191,15 @@ impl ExportOpener {
             return opened.map_err(|ExportLost| self.died());
         };
         let opener = self.clone();
+        let maker = move |slice: &str| {
+            // Before the clients of another server open their files here.
+            if let Err(error) = backend.find_removed() {
+                log::error!("slice {slice}: files that were removed while open are lost: {error}");
+            }
+            opener.export(slice, &stack)
+        };
         let page_cache = self.page_cache()?;
-        slices.begin((Box::new(move |slice| opener.export(slice, &stack)), page_cache))?;
+        slices.begin((Box::new(maker), page_cache))?;
         // Sessions are those of the slices: nothing of this one is taken up again.
         export.definition_only = true;
         let opened = executor.block_on(self.server.open(export, StateLoss::Nothing));

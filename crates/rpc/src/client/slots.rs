@@ -174,6 +174,9 @@ impl ClientSlots {
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         waiting.into_iter().for_each(Waker::wake);
+        // Those that were given back since the server was met. The server before may have answered, and
+        // the next one may not know it.
+        channel.notify_idle(&self.idle());
         let (slots, channel) = (self.clone(), channel.clone());
         async move {
             if !slots.lock().orphans.is_empty() {

@@ -80,6 +80,11 @@ impl Reply {
         self.head.stamp = Some(stamp);
     }
 
+    /// Its stamp.
+    pub(super) fn stamped(&self) -> Option<&Stamp> {
+        self.head.stamp.as_ref()
+    }
+
     /// Whether the call was carried out.
     pub(super) fn is_success(&self) -> bool {
         self.head.errno == 0

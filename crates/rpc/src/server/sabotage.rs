@@ -58,6 +58,14 @@ pub enum Sabotage {
     Evictions,
     /// Changes are carried out before a backup has their intents.
     Shipping,
+    /// A server goes on answering when its lease has ended.
+    ServingLease,
+    /// A backup counts as in step before it has its copy.
+    InStep,
+    /// The copy for a backup leaves sessions out.
+    Copy,
+    /// Answered changes of data are not made again after a takeover.
+    AnsweredData,
 }
 
 /// The promise that is broken in one server.

@@ -75,6 +75,9 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// How often one looks whether clients have asked again for what was answered before a loss.
+const REPETITIONS_PAUSE: Duration = Duration::from_millis(50);
+
 impl Server {
     /// A server of these exports. It does nothing until it is given connections; where
     /// `journal` may hold sessions of a server before it, [`Server::restore`] comes first.
@@ -149,6 +152,9 @@ impl Server {
             for index in 0..self.inner.exports.count() {
                 let export = self.inner.exports.next_opened(index).await;
                 let _ = export.recovery.wait(&Context::system()).await; // nobody cancels it
+                while export.replayed.awaits_repetitions() && !export.is_lost() {
+                    sleep(REPETITIONS_PAUSE).await;
+                }
                 export.replayed.clear();
             }
             // An export that was withdrawn meanwhile begins its recovery anew.
@@ -370,15 +376,11 @@ impl Inner {
 
     async fn restore(&self, export: &Arc<Export>, loss: StateLoss) -> Result<(), ExportLost> {
         let (options, lost) = (&self.options, loss != StateLoss::Nothing);
-        let names_lost = match loss {
-            StateLoss::Nothing | StateLoss::Written => false,
-            StateLoss::Unsynced | StateLoss::SessionsToo => true,
-        };
         let (mut awaited, mut restored) = (BTreeSet::new(), Vec::new());
         let mut former = self.exports.former(&export.name, &*self.journal).into_iter();
         while let Some((record, log)) = former.next() {
             let session = ServerSession::new(record, export.clone(), options, log);
-            if !session.slots.restore(export, names_lost).await {
+            if !session.slots.restore(export, loss).await {
                 self.exports.keep_former(&export.name, former.collect());
                 self.exports.keep_former(&export.name, vec![session.for_the_next_opening()]);
                 self.suspend_sessions(export);

@@ -6,7 +6,10 @@
 //! Their connections end without an answer to what is under way. The clients come again until the
 //! export is open once more, and find their sessions there, as the journal has them.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
+
+use dray_core::OpenFile;
+use dray_rt::ExecutorHandle;
 
 use crate::server::export::Export;
 use crate::server::options::StateLoss;
@@ -30,6 +33,43 @@ impl WithdrawnExport {
     /// distinguished from later ones of other clients.
     pub fn is_in_use(&self) -> bool {
         self.export.strong_count() > 0
+    }
+}
+
+/// Files without a name that clients had open when their export was withdrawn. While they are open
+/// here, the server that the clients go to finds them.
+#[derive(Clone, Default)]
+pub(super) struct LeftOpen(Arc<Mutex<Vec<Arc<dyn OpenFile>>>>);
+
+impl LeftOpen {
+    /// They need not stay any longer.
+    pub(super) fn give_back(&self) {
+        let files = std::mem::take(&mut *lock(&self.0));
+        drop(files); // outside of the lock
+    }
+
+    async fn take_from(self, session: Arc<ServerSession>) {
+        let files = session.give_back_locks().await;
+        lock(&self.0).extend(files);
+    }
+}
+
+impl Server {
+    /// As [`Server::withdraw`], where another server goes on with the sessions, and this one may later.
+    /// Their locks are given back, and files without a name are `left` open. The export is in use until
+    /// that is so.
+    pub(super) fn withdraw_leaving(&self, name: &str, left: &LeftOpen) -> Option<WithdrawnExport> {
+        let export = self.inner.exports.get(name).ok()?;
+        let is_of = |session: &&Arc<ServerSession>| Arc::ptr_eq(&session.export, &export);
+        let sessions: Vec<_> = lock(&self.inner.sessions).values().filter(is_of).cloned().collect();
+        lock(&left.0).extend(export.recovery_window.kept());
+        drop(export);
+        let withdrawn = self.withdraw(name, StateLoss::Nothing);
+        for session in sessions {
+            let home = session.home().unwrap_or_else(ExecutorHandle::current);
+            home.spawn(left.clone().take_from(session));
+        }
+        withdrawn
     }
 }
 

@@ -236,6 +236,9 @@ impl ServerMachine {
     /// The machine loses power; `seed` decides what of the unsynced changes survives. The
     /// journal, which nobody syncs, is gone with `forget`.
     pub(super) fn lose_power(&self, seed: u64, forget: bool) {
+        if self.0.pair.is_some() {
+            return self.kill(); // what a machine takes with it there is decided by the kind of pair
+        }
         self.0.disk.crash(seed);
         self.end_process();
         if forget {

@@ -4,6 +4,7 @@
 //! and CephFS do it: the next server's mount ends those before it.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -36,13 +37,37 @@ pub enum PairKind {
     /// On one machine: what one of them has written is there for the other one, synced or not.
     OneMachine,
     /// On a machine each: a server that takes over cannot know whether what the other one has not synced
-    /// is there.
+    /// is there. It is.
     TwoMachines,
+    /// The same, and often it is not: the machine is lost with its server.
+    TwoMachinesLost,
 }
 
 impl PairKind {
     /// All of them.
-    pub const ALL: [PairKind; 2] = [PairKind::OneMachine, PairKind::TwoMachines];
+    pub const ALL: [PairKind; 3] =
+        [PairKind::OneMachine, PairKind::TwoMachines, PairKind::TwoMachinesLost];
+}
+
+/// What a server of a pair is cut off from.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum PairCut {
+    Membership(usize),
+    Peers,
+    Clients(usize),
+    All(usize),
+}
+
+impl PairCut {
+    pub(super) fn draw() -> PairCut {
+        let number = (random_u64() % 2) as usize;
+        match random_u64() % 4 {
+            0 => PairCut::Membership(number),
+            1 => PairCut::Peers,
+            2 => PairCut::Clients(number),
+            _ => PairCut::All(number),
+        }
+    }
 }
 
 /// Both servers. Cheap to clone.
@@ -57,6 +82,8 @@ struct Inner {
     slow: Option<(u64, Duration)>,
     kind: PairKind,
     hosts: [Mutex<Host>; 2],
+    /// The servers do not reach each other.
+    peers_cut: AtomicBool,
     /// The newest mount of the disk.
     fs: Mutex<Option<MemoryFs>>,
 }
@@ -64,6 +91,9 @@ struct Inner {
 #[derive(Default)]
 struct Host {
     journal: MemoryJournal,
+    /// How often its machine was lost, and what that means for the next process.
+    machine_losses: u64,
+    loss: Option<StateLoss>,
     process: Option<Process>,
     pools: Vec<BufferPool>,
 }
@@ -93,6 +123,7 @@ impl ServerPair {
             slow,
             kind,
             hosts: Default::default(),
+            peers_cut: AtomicBool::new(false),
             fs: Mutex::default(),
         }))
     }
@@ -127,6 +158,16 @@ impl ServerPair {
         let pool = BufferPool::new(POOL_BYTES, 0);
         let member = Arc::new(self.0.registry.member(ServerNumber(number as u16)));
         let pair = self.clone();
+        let (journal, loss, machine_losses) = {
+            let host = self.host(number);
+            (host.journal.clone(), host.loss.unwrap_or(StateLoss::Nothing), host.machine_losses)
+        };
+        let page_cache = match self.0.kind {
+            PairKind::OneMachine => PageCacheId(1),
+            PairKind::TwoMachines | PairKind::TwoMachinesLost => {
+                PageCacheId(1 + number as u64 + 2 * machine_losses)
+            }
+        };
         let slice = Arc::new(SliceServer::new(SliceOptions {
             name: EXPORT.into(),
             other: ServerNumber(1 - number as u16),
@@ -138,12 +179,9 @@ impl ServerPair {
                 ..ServerOptions::default()
             },
             export: Box::new(move || Export::new(EXPORT, pair.mount(), Vec::new())),
-            journal: Arc::new(self.host(number).journal.clone()),
-            loss: StateLoss::Nothing,
-            page_cache: match self.0.kind {
-                PairKind::OneMachine => PageCacheId(1),
-                PairKind::TwoMachines => PageCacheId(1 + number as u64),
-            },
+            journal: Arc::new(journal),
+            loss,
+            page_cache,
             membership: member.clone(),
             link: Arc::new(SimLink { pair: Arc::downgrade(&self.0), to: 1 - number }),
         }));
@@ -192,8 +230,19 @@ impl ServerPair {
         let serving = self.primary_number();
         let number = chosen.or(serving).unwrap_or((random_u64() % 2) as usize);
         let Some(process) = self.host(number).process.take() else { return };
+        if process.slice.has_begun() {
+            self.host(number).loss = None;
+        }
         if serving == Some(number) {
-            self.0.disk.kill(); // first: the end of the process's objects must change nothing
+            // First: the end of the process's objects must change nothing.
+            if self.0.kind == PairKind::TwoMachinesLost && random_u64().is_multiple_of(2) {
+                self.0.disk.lose_written(random_u64());
+                let mut host = self.host(number);
+                host.machine_losses += 1;
+                host.loss = Some(StateLoss::Unsynced);
+            } else {
+                self.0.disk.kill();
+            }
             *lock(&self.0.fs) = None;
         }
         self.0.network.break_all(SERVERS[number]);
@@ -207,6 +256,24 @@ impl ServerPair {
             return false;
         };
         slice.hand_over().await.is_ok()
+    }
+
+    /// Cuts a server off from what servers agree on, from the other one, or from everybody who connects
+    /// to it, or ends that.
+    pub(super) fn cut(&self, what: PairCut, is_cut: bool) {
+        let set = |what| match what {
+            PairCut::Membership(number) => {
+                self.0.registry.cut_off(ServerNumber(number as u16), is_cut);
+            }
+            PairCut::Peers => self.0.peers_cut.store(is_cut, Ordering::SeqCst),
+            PairCut::Clients(number) => self.0.network.partition(SERVERS[number], is_cut),
+            PairCut::All(_) => {}
+        };
+        set(what);
+        if let PairCut::All(number) = what {
+            let each = [PairCut::Membership(number), PairCut::Peers, PairCut::Clients(number)];
+            each.into_iter().for_each(set);
+        }
     }
 
     /// How often one server has taken over from the other, or got the slice from it.
@@ -249,6 +316,9 @@ impl ReplicaLink for SimLink {
             let away = || ReplicaRefusal::Io(io::Error::from_raw_os_error(libc::ECONNREFUSED));
             sleep(WAY_MAX.mul_f64(random_u64() as f64 / u64::MAX as f64)).await;
             let pair = self.pair.upgrade().map(ServerPair).ok_or_else(away)?;
+            if pair.0.peers_cut.load(Ordering::SeqCst) {
+                return Err(away());
+            }
             let slice = pair.slice(self.to).ok_or_else(away)?;
             slice.replica().take(epoch, number, &batch)?;
             sleep(WAY_MAX.mul_f64(random_u64() as f64 / u64::MAX as f64)).await;

@@ -7,7 +7,7 @@ use dray_rt::sync::watch;
 use dray_rt::{random_u64, sleep, timeout};
 
 use super::machine::SERVER;
-use super::pair::PairKind;
+use super::pair::{PairCut, PairKind};
 use super::work::{WorkloadKind, notifications};
 use super::{Outcome, TIME_MAX, World, eviction};
 
@@ -188,8 +188,18 @@ fn cut_networks(
     stopped: watch::Receiver<bool>,
 ) -> impl Future<Output = ()> + use<> {
     let (network, clients) = (world.network.clone(), plan.clients as u64);
+    let pair = world.machine.as_pair().cloned();
     async move {
         while go_on(&stopped, every).await {
+            if let Some(pair) = &pair
+                && below(2) == 0
+            {
+                let what = PairCut::draw();
+                pair.cut(what, true);
+                sleep(millis(0, 4000)).await;
+                pair.cut(what, false);
+                continue;
+            }
             let whom = below(clients + 1);
             let whom = if whom == clients { SERVER.to_owned() } else { format!("client{whom}") };
             network.partition(&whom, true);

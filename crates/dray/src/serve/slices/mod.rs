@@ -5,6 +5,7 @@
 //! opened, since who cannot serve is no member. docs/adr/0042-failover.md has the reasons.
 
 pub(crate) mod administration;
+mod removed;
 mod running;
 
 use std::collections::BTreeMap;
@@ -20,6 +21,7 @@ use dray_rt::{DriverKind, Executor, timeout};
 use crate::error::{ErrorContext, Failure};
 use crate::serve::plan::ServePlan;
 use crate::serve::projections::ServedProjection;
+pub use removed::ServedSince;
 use running::RunningSlices;
 pub use running::ServedSlice;
 
@@ -167,6 +169,11 @@ impl ProjectionSlices {
             })
         };
         self.slices().iter().map(one).collect()
+    }
+
+    /// Where the servers agree on who serves what, once the slices have begun.
+    pub fn membership(&self) -> Option<Arc<EtcdMembership>> {
+        Some(self.running()?.membership.clone())
     }
 
     /// Begins to serve them, from what `maker` makes. Errors: the state directory cannot be used, or the

@@ -60,7 +60,7 @@ impl ServedSlice {
 /// All of them, and the thread that drives them. It calls the file system below, and nothing waits for it.
 pub struct RunningSlices {
     pub membership: Arc<EtcdMembership>,
-    slices: BTreeMap<String, Arc<ServedSlice>>,
+    pub(super) slices: BTreeMap<String, Arc<ServedSlice>>,
     stop: std::sync::Mutex<Option<(oneshot::Sender<()>, Receiver<()>)>>,
 }
 

@@ -241,6 +241,12 @@ impl CallInHand {
             Err(error) => return Executed::only(Reply::failure(&error)),
         };
         let mut again = self.asked_again(again, row, &files);
+        if let Some(answered) = again.as_mut().and_then(|again| again.answered.take()) {
+            let of_call = (call, row, &files, data);
+            let reply = self.make_answered(of_call, answered.answer).await;
+            let grants = Grants { _plan: None, _again: again, _lone: None };
+            return Executed { reply, grants: Some(Box::new(grants)) };
+        }
         let amend = again.as_ref().and_then(|again| again.amend);
         if execute::is_to_be_made(&self.session, &self.cx, amend).await {
             again = None;
@@ -301,6 +307,34 @@ impl CallInHand {
         let grants = (in_slot || lone.is_some())
             .then(|| Box::new(Grants { _plan: plan, _again: again, _lone: lone }));
         Executed { reply, grants }
+    }
+
+    /// Makes a change of data again that was answered so, and answers it.
+    async fn make_answered(
+        &self,
+        (call, row, files, data): (&Call<'_>, &CallRow<'_>, &Files, Option<Buf>),
+        answer: Reply,
+    ) -> Reply {
+        let file = match row.changes {
+            Changes::Data(file, _) | Changes::Attributes(file) => files.id(file).ok(),
+            Changes::DataOfReply | Changes::Names | Changes::Nothing | Changes::Redone => {
+                answer.file()
+            }
+        };
+        let carried = self.session.carry();
+        if carried.is_none() {
+            return Reply::failure(&self.cx.cancelled());
+        }
+        if let Some(file) = file {
+            let of_call = (call, data);
+            let made = execute::make_answered(&self.session, &self.cx, of_call, (file, &answer));
+            if let Err(error) = made.await {
+                return Reply::failure(&error);
+            }
+        }
+        drop(carried);
+        self.open_replayed(row.session, &answer).await;
+        answer
     }
 
     /// Waits until the observers of the export admit this call. `cut_short`: the server before us

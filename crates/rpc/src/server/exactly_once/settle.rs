@@ -179,6 +179,28 @@ async fn settle_known(
     })
 }
 
+/// Whether a change that was noted so changes the data of a file.
+pub(crate) fn changes_data((op, intent): &(Op, Vec<u8>)) -> bool {
+    match OpRow::of(*op).trace {
+        Trace::Written | Trace::Put | Trace::Repeatable | Trace::Copied => true,
+        Trace::Created => cuts(intent).unwrap_or(false),
+        Trace::None
+        | Trace::Made
+        | Trace::Linked
+        | Trace::Removed
+        | Trace::Renamed
+        | Trace::XattrSet
+        | Trace::XattrRemoved => false,
+    }
+}
+
+/// Whether the creation of this intent cuts a file that was there.
+fn cuts(intent: &[u8]) -> std::result::Result<bool, Malformed> {
+    let mut input = Input(intent);
+    let _: (FileId, &[u8]) = input.get()?;
+    Ok(input.get::<Option<FileId>>()?.is_some() && input.get()?)
+}
+
 /// Finds out whether an answered change is still there after a loss of the machine. The note from
 /// before the change decides; a change without a note can be repeated without harm.
 pub(crate) async fn settle_answered(

@@ -14,6 +14,7 @@ use dray_fabric::Connection;
 use crate::server::exactly_once::settle::Amend;
 use crate::server::journal::SlotLog;
 use crate::server::ranges::RangeGrant;
+use crate::server::recovery::replayed::AwaitedRepetition;
 use crate::server::reply::Reply;
 use crate::server::sabotage::Broken;
 use crate::wire::OpRow;
@@ -52,6 +53,15 @@ pub(crate) struct Reexecution {
     pub(crate) op: Op,
     pub(crate) grants: Vec<RangeGrant>,
     pub(crate) amend: Option<Amend>,
+    /// It had been answered.
+    pub(crate) answered: Option<AnsweredChange>,
+}
+
+/// A change that was answered, by a server whose machine may have lost it since. It counts among the
+/// changes that clients send again, by its stamp.
+pub(crate) struct AnsweredChange {
+    pub(crate) answer: Reply,
+    pub(crate) _awaited: AwaitedRepetition,
 }
 
 impl Reexecution {
@@ -262,6 +272,7 @@ mod tests {
     use crate::server::exactly_once::maker::Maker;
     use crate::server::export::Export;
     use crate::server::journal::{Journal, MemoryJournal, SessionRecord};
+    use crate::server::options::StateLoss;
     use crate::wire::Wire;
     use dray_backends::memory::{MemoryFs, MemoryOptions};
     use dray_core::{Context, CreateHow, Errno, Fate, FileSystem, Name, OpenHow, RenameHow};
@@ -368,7 +379,8 @@ mod tests {
         /// The next server's verdict on the change when it comes again.
         async fn next_epoch(&self, lost: bool) -> (ReplaySlots, Verdict) {
             let slots = ReplaySlots::new(self.log.clone(), Broken::default());
-            slots.restore(&self.export(), lost).await;
+            let loss = if lost { StateLoss::Unsynced } else { StateLoss::Nothing };
+            slots.restore(&self.export(), loss).await;
             let verdict = slots.begin(0, 1, &self.route);
             (slots, verdict)
         }
@@ -422,7 +434,7 @@ mod tests {
             let answered = Answered::new(Op::Make, &intent).await;
             // No client asks in the first epoch.
             let slots = ReplaySlots::new(answered.log.clone(), Broken::default());
-            slots.restore(&answered.export(), true).await;
+            slots.restore(&answered.export(), StateLoss::Unsynced).await;
             let (_, verdict) = answered.next_epoch(false).await;
             assert!(matches!(verdict, Verdict::Fresh));
         });
@@ -537,7 +549,7 @@ mod tests {
                 let export = Export::new("data", Arc::new(below), Vec::new());
                 let begun = Answered::begun(op, &intent).await;
                 let slots = ReplaySlots::new(begun.log.clone(), Broken::default());
-                slots.restore(&export, false).await;
+                slots.restore(&export, StateLoss::Nothing).await;
                 let Verdict::Replay(answer) = slots.begin(0, 1, &begun.route) else {
                     panic!("{op:?} is made once more, or is said to have been");
                 };

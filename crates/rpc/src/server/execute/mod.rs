@@ -23,7 +23,7 @@ use crate::wire::{Call, copied_bytes};
 
 pub(super) use opening::{check_name, is_to_be_made};
 pub(super) use operands::{Files, ShownOperand, check_handles, span};
-pub(super) use replayed::open_replayed;
+pub(super) use replayed::{make_answered, open_replayed};
 
 /// Carries out a call; whatever happens, there is an answer.
 pub(super) async fn execute(

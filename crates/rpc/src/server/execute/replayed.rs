@@ -1,13 +1,14 @@
-//! Openings that are answered once more.
+//! What was answered by a server before this one, and is answered once more: openings, and changes of
+//! data that may have gone with that server's machine.
 
-use dray_core::{Context, FileId, OpenHow};
+use dray_core::{Allocate, Buf, Context, CreateHow, Errno, FileId, OpenHow, Result, SetAttr};
 
 use crate::server::as_server;
 use crate::server::execute::opening::keep;
 use crate::server::reply::Reply;
 use crate::server::session::ServerSession;
 use crate::server::tickets;
-use crate::wire::Opening;
+use crate::wire::{Call, Change, Opening};
 
 /// Opens the file of a repeated answer: an earlier server epoch carried out the open, and this one
 /// does not have the file. Otherwise the file could be removed before its client uses it.
@@ -44,6 +45,59 @@ fn opened(opening: Opening, answer: &Reply) -> Option<(FileId, OpenHow)> {
     let id = opening.file.or_else(|| answer.file())?;
     // The work that the file was cut and made for has been done.
     Some((id, tickets::again(opening.how)))
+}
+
+/// Makes a change of data again that was answered so: as one of those that clients send again, so that
+/// it undoes no later one. Errors: those of the file system.
+pub(in crate::server) async fn make_answered(
+    session: &ServerSession,
+    cx: &Context,
+    (call, data): (&Call<'_>, Option<Buf>),
+    (file, answer): (FileId, &Reply),
+) -> Result<()> {
+    let Some(stamp) = answer.stamped() else { return Ok(()) };
+    let export = &session.export;
+    let how = OpenHow::new(libc::O_WRONLY);
+    let opened = match as_server::open(&*export.fs, cx, file, how).await {
+        // It has been removed since, and nobody has it open.
+        Err(error) if matches!(error.errno(), Errno::ESTALE | Errno::ENOENT) => return Ok(()),
+        opened => opened?,
+    };
+    // Only changes of data are made again so: see `settle::changes_data`.
+    let changes = data_changes(call, data.unwrap_or_default(), stamp.at);
+    for (change, data) in changes.into_iter().flatten() {
+        let change = (stamp.number, change, data);
+        let own = as_server::to_look(cx);
+        export.replayed.redo(&own, session.id, &export.ranges, &*opened, change).await?;
+    }
+    Ok(())
+}
+
+/// The changes of a file's data that a call makes. `appended_at`: where its data went.
+fn data_changes(call: &Call<'_>, data: Buf, appended_at: u64) -> [Option<(Change, Buf)>; 2] {
+    let change = |change| Some((change, Buf::default()));
+    let cut = |size| change(Change::Size { size });
+    if let Call::Write { how, .. } = call {
+        let at = if how.append { appended_at } else { how.at };
+        return [Some((Change::Write { at }, data)), None];
+    }
+    if let Call::Put { .. } = call {
+        return [cut(0), Some((Change::Write { at: 0 }, data))];
+    }
+    if let Call::Setattr { set, .. } = call {
+        let rest = SetAttr { size: None, kill_set_id: false, ..*set };
+        return [set.size.and_then(cut), change(Change::Attr(rest))];
+    }
+    if let Call::Allocate { what: Allocate { flags, at, len_bytes }, .. } = *call {
+        return [change(Change::Allocate { flags, at, len_bytes }), None];
+    }
+    if let Call::Create { how: CreateHow { open: how, .. }, .. }
+    | Call::Open { how, .. }
+    | Call::OpenNamed { how, .. } = call
+    {
+        return [how.truncates().then(|| cut(0)).flatten(), None];
+    }
+    [None, None] // flags and the like: they are not kept
 }
 
 #[cfg(test)]

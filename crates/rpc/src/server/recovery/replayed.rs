@@ -19,7 +19,13 @@ const ZEROS_BYTES: u64 = 1 << 20;
 #[derive(Default)]
 pub(crate) struct ReplayedChanges {
     state: Mutex<State>,
+    /// As many more references as there are answered changes that may be asked for again.
+    repetitions: Arc<()>,
 }
+
+/// A change that had been answered may be asked for again, and is then made by its stamp. Until then
+/// it has to be known what was made again besides.
+pub(crate) struct AwaitedRepetition(#[expect(dead_code, reason = "it is counted")] Arc<()>);
 
 #[derive(Default)]
 struct State {
@@ -53,6 +59,16 @@ impl Ranges {
     /// Notes that `start..end` was changed at `stamp`. Answers the parts of it that were not
     /// changed since.
     fn grant(&mut self, start: u64, end: u64, stamp: u64) -> Vec<(u64, u64)> {
+        self.grant_over(start, end, stamp, stamp)
+    }
+
+    /// The same, for a write. A put cuts and writes at one stamp: it writes what it has cut.
+    fn grant_write(&mut self, start: u64, end: u64, stamp: u64) -> Vec<(u64, u64)> {
+        self.grant_over(start, end, stamp, stamp.saturating_add(1))
+    }
+
+    /// Over everything that was changed before the stamp `over`.
+    fn grant_over(&mut self, start: u64, end: u64, stamp: u64, over: u64) -> Vec<(u64, u64)> {
         let before = self.0.range(..start).next_back().filter(|(_, (end, _))| *end > start);
         let first = before.map_or(start, |(from, _)| *from);
         let there: Vec<_> = self.0.range(first..end).map(|(from, to)| (*from, *to)).collect();
@@ -66,7 +82,7 @@ impl Ranges {
         for (from, (to, theirs)) in there {
             win(at, from.min(end));
             let (inner_from, inner_to) = (from.max(start), to.min(end));
-            if theirs < stamp {
+            if theirs < over {
                 self.0.remove(&from);
                 if from < inner_from {
                     self.0.insert(from, (inner_from, theirs));
@@ -85,9 +101,9 @@ impl Ranges {
         won
     }
 
-    /// The end of what was written behind `from` later than `stamp`.
+    /// The end of what was written behind `from` at `stamp` or later.
     fn end_since(&self, from: u64, stamp: u64) -> u64 {
-        let later = self.0.values().filter(|(end, theirs)| *theirs > stamp && *end != u64::MAX);
+        let later = self.0.values().filter(|(end, theirs)| *theirs >= stamp && *end != u64::MAX);
         later.map(|(end, _)| *end).max().unwrap_or(0).max(from)
     }
 }
@@ -127,6 +143,16 @@ impl ReplayedChanges {
             file.durable_stamp = file.durable_stamp.max(*stamp);
         }
         Ok(())
+    }
+
+    /// Begins to wait for the repetition of a change that had been answered.
+    pub(crate) fn await_repetition(&self) -> AwaitedRepetition {
+        AwaitedRepetition(self.repetitions.clone())
+    }
+
+    /// Whether such a change may still be asked for again.
+    pub(crate) fn awaits_repetitions(&self) -> bool {
+        Arc::strong_count(&self.repetitions) > 1
     }
 
     /// Forgets everything.
@@ -219,7 +245,7 @@ impl FileState {
     fn plan(&mut self, stamp: u64, change: Change, data_bytes: u64) -> Step {
         match change {
             Change::Write { at } => {
-                Step::Write(self.ranges.grant(at, at.saturating_add(data_bytes), stamp))
+                Step::Write(self.ranges.grant_write(at, at.saturating_add(data_bytes), stamp))
             }
             Change::Size { size } => {
                 let won = self.ranges.grant(size, u64::MAX, stamp);
@@ -369,6 +395,23 @@ mod tests {
             panic!("not a cut")
         };
         assert_eq!((parts, size), (vec![(5, 10)], None), "a later cut decides the size");
+    }
+
+    /// The write of a put lost against the put's own cut, and the file was empty.
+    // proves: P102
+    #[test]
+    fn a_put_that_is_sent_again_writes_what_it_has_cut() {
+        let mut file = FileState::default();
+        file.plan(3, Change::Write { at: 0 }, 20);
+        file.plan(5, Change::Size { size: 0 }, 0);
+        let Step::Write(parts) = file.plan(5, Change::Write { at: 0 }, 10) else {
+            panic!("not a write")
+        };
+        assert_eq!(parts, [(0, 10)]);
+        let Step::Cut(parts, size) = file.plan(5, Change::Size { size: 0 }, 0) else {
+            panic!("not a cut")
+        };
+        assert_eq!((parts, size), (vec![], Some(10)), "a cut that comes late cuts nothing of it");
     }
 
     /// One session that sends more than there is room for does not take all the room.

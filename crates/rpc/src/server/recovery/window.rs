@@ -67,6 +67,11 @@ impl RecoveryWindow {
         waiting.into_iter().for_each(Waker::wake);
     }
 
+    /// The files that are kept.
+    pub(crate) fn kept(&self) -> Vec<Arc<dyn OpenFile>> {
+        self.lock().kept.values().cloned().collect()
+    }
+
     /// The export is withdrawn: nothing is kept any more, and no removal waits.
     pub(crate) fn abandon(&self) {
         let mut state = self.lock();

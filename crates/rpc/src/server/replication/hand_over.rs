@@ -8,14 +8,18 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dray_core::{Errno, Error};
+use dray_core::{Errno, Error, Op};
 use dray_rt::sync::{Notify, oneshot};
 use dray_rt::{sleep, timeout};
 
 use super::membership::{PageCacheId, SliceChange, SliceState};
 use super::slice::{Leading, SliceServer};
 use crate::server::as_server;
+use crate::server::service::lock;
+use crate::server::status::RunningCall;
 
+/// A call that has been under way for so long hangs. Waits for locks do not: they end with the serving.
+const HANGS_AFTER: Duration = Duration::from_secs(2);
 /// Longest time in which calls that are under way have to end.
 const CALLS_END_MAX: Duration = Duration::from_secs(5);
 /// Longest time that the last sync may take.
@@ -166,6 +170,11 @@ impl SliceServer {
     }
 
     async fn may_hand_over(&self, leading: &Leading) -> Result<(), HandOverRefusal> {
+        // Once the slice is not served here, it cannot be again before such a call has ended.
+        let hangs = |call: &RunningCall| call.op != Op::Lock && call.since.elapsed() >= HANGS_AFTER;
+        if lock(&leading.server.inner.running).values().any(hangs) {
+            return Err(HandOverRefusal::CallHangs);
+        }
         let other_is_there = self.slice.membership.is_member(self.slice.other);
         match self.state_as_primary(leading).await?.0 {
             SliceState { in_step: false, .. } => Err(HandOverRefusal::NotInStep),

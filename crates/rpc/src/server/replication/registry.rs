@@ -1,6 +1,6 @@
 //! A membership in memory: for simulations, where it outlives the simulated servers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,6 +13,8 @@ use super::membership::{Membership, Revision, ServerNumber, SliceChange, SliceSt
 
 /// Longest time of a call on its way.
 const WAY_MAX: Duration = Duration::from_millis(1);
+/// How long a server that is cut off waits for an answer.
+const SILENCE: Duration = Duration::from_millis(400);
 
 /// What the servers of a simulation agree on. Cheap to clone.
 #[derive(Clone, Default)]
@@ -26,6 +28,8 @@ struct State {
     /// How often the primary of each slice became another one.
     moves: BTreeMap<String, u64>,
     revision: u64,
+    /// Servers that do not reach it.
+    cut_off: BTreeSet<ServerNumber>,
 }
 
 impl State {
@@ -44,6 +48,15 @@ impl MemoryRegistry {
         self.lock().slices.get(slice).map(|(state, _)| *state)
     }
 
+    /// Cuts a server off, or lets it reach the membership again.
+    pub fn cut_off(&self, server: ServerNumber, is_cut_off: bool) {
+        let mut state = self.lock();
+        match is_cut_off {
+            true => state.cut_off.insert(server),
+            false => state.cut_off.remove(&server),
+        };
+    }
+
     /// How often the primary of a slice became another one.
     pub fn moves(&self, slice: &str) -> u64 {
         self.lock().moves.get(slice).copied().unwrap_or(0)
@@ -54,12 +67,14 @@ impl MemoryRegistry {
         RegistryMember { registry: self.clone(), me: server, lease: Arc::default() }
     }
 
-    /// A call, there and back.
-    async fn call<T>(&self, work: impl FnOnce(&mut State) -> T) -> io::Result<T> {
+    /// One way of a call. Errors: the server has been cut off.
+    async fn way(&self, of: ServerNumber) -> io::Result<()> {
         sleep(WAY_MAX.mul_f64(random_u64() as f64 / u64::MAX as f64)).await;
-        let done = work(&mut self.lock());
-        sleep(WAY_MAX.mul_f64(random_u64() as f64 / u64::MAX as f64)).await;
-        Ok(done)
+        if !self.lock().cut_off.contains(&of) {
+            return Ok(());
+        }
+        sleep(SILENCE).await;
+        Err(io::Error::from_raw_os_error(libc::ETIMEDOUT))
     }
 }
 
@@ -71,12 +86,20 @@ pub struct RegistryMember {
 }
 
 impl RegistryMember {
+    /// A call, there and back.
+    async fn call<T>(&self, work: impl FnOnce(&mut State) -> T) -> io::Result<T> {
+        self.registry.way(self.me).await?;
+        let done = work(&mut self.registry.lock());
+        self.registry.way(self.me).await?; // it has been made all the same
+        Ok(done)
+    }
+
     /// Stays a member for as long as this runs, and for the rest of the lease.
     pub async fn keep_alive(&self) {
         loop {
             let sent = dray_rt::now();
             let renew = |state: &mut State| state.members.insert(self.me, dray_rt::now() + LEASE);
-            if self.registry.call(renew).await.is_ok() {
+            if self.call(renew).await.is_ok() {
                 self.lease.prolong(sent);
             }
             sleep(KEEP_ALIVE_EVERY).await;
@@ -94,7 +117,9 @@ impl Membership for RegistryMember {
     }
 
     fn is_member(&self, server: ServerNumber) -> bool {
-        self.registry.lock().is_member(server)
+        let state = self.registry.lock();
+        // A server that is cut off believes what it heard last.
+        state.cut_off.contains(&self.me) || state.is_member(server)
     }
 
     fn is_drained(&self, _: ServerNumber) -> bool {
@@ -102,12 +127,12 @@ impl Membership for RegistryMember {
     }
 
     fn slice<'a>(&'a self, name: &'a str) -> Fut<'a, io::Result<Option<(SliceState, Revision)>>> {
-        Box::pin(self.registry.call(|state| state.slices.get(name).copied()))
+        Box::pin(self.call(|state| state.slices.get(name).copied()))
     }
 
     fn change<'a>(&'a self, name: &'a str, change: SliceChange) -> Fut<'a, io::Result<bool>> {
         let SliceChange { seen, gone, next } = change;
-        Box::pin(self.registry.call(move |state| {
+        Box::pin(self.call(move |state| {
             let before = state.slices.get(name).copied();
             let now = before.map(|(_, revision)| revision);
             if now != seen || gone.is_some_and(|gone| state.is_member(gone)) {

@@ -17,9 +17,11 @@ use super::replica::{JournalReplica, ReplicaRefusal};
 use super::stream::JournalStream;
 use crate::server::export::Export;
 use crate::server::journal::{Journal, MemoryJournal};
+use crate::server::log_throttle::LogThrottle;
 use crate::server::options::{ServerOptions, StateLoss};
+use crate::server::sabotage::Sabotage;
 use crate::server::service::Server;
-use crate::server::withdrawal::{ExportLost, WithdrawnExport};
+use crate::server::withdrawal::{ExportLost, LeftOpen, WithdrawnExport};
 
 /// How often a server looks at the membership while nothing happens.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -27,6 +29,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const SHIP_MAX: Duration = Duration::from_millis(500);
 /// Until a backup that failed is tried again.
 const COPY_AGAIN_AFTER: Duration = Duration::from_millis(200);
+
+/// How long files without a name stay open for the clients that go on at the other server.
+const LEFT_OPEN_MAX: Duration = Duration::from_secs(60);
 
 /// How notes get to the other server of a slice.
 pub trait ReplicaLink: Send + Sync + 'static {
@@ -70,6 +75,7 @@ pub struct SliceServer {
     replica: JournalReplica,
     state: Mutex<State>,
     pub(super) hand_overs: HandOverRequests,
+    not_in_step: LogThrottle,
 }
 
 struct State {
@@ -94,7 +100,7 @@ pub(super) struct Leading {
     pub(super) state: SliceState,
     pub(super) stream: Arc<JournalStream>,
     journal: Arc<ReplicatedJournal>,
-    server: Server,
+    pub(super) server: Server,
     /// What the export is made of.
     pub(super) fs: Mutex<Option<Arc<dyn FileSystem>>>,
 }
@@ -113,7 +119,8 @@ impl SliceServer {
             recovered_since: None,
         };
         let hand_overs = HandOverRequests::default();
-        SliceServer { slice, replica, state: Mutex::new(state), hand_overs }
+        let not_in_step = LogThrottle::default();
+        SliceServer { slice, replica, state: Mutex::new(state), hand_overs, not_in_step }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -129,6 +136,10 @@ impl SliceServer {
     /// Whether this server serves the slice.
     pub fn is_primary(&self) -> bool {
         self.lock().serves
+    }
+
+    fn is_broken(&self, what: Sabotage) -> bool {
+        self.slice.options.broken().is(what)
     }
 
     /// Whether this process has come so far that what its machine had lost before stands in the
@@ -167,7 +178,9 @@ impl SliceServer {
             let at_once = match seen {
                 Ok(None) => self.begin_slice().await,
                 Ok(Some((state, revision))) if state.primary == self.slice.membership.me() => {
-                    self.lead(state, revision).await;
+                    if self.slice.membership.lease().holds() {
+                        self.lead(state, revision).await;
+                    }
                     false
                 }
                 Ok(Some((state, revision))) => self.follow(state, revision).await,
@@ -228,6 +241,7 @@ impl SliceServer {
         // Not given up half way: it calls the file system. It ends by itself when the lease does.
         let opened = self.open(&leading).await;
         let deposed = match opened {
+            Ok(()) if self.is_broken(Sabotage::ServingLease) => Some(self.serve(&leading).await),
             Ok(()) => race(lease.lapsed(era), self.serve(&leading)).await,
             Err(ExportLost) => None,
         };
@@ -282,7 +296,10 @@ impl SliceServer {
     /// Takes over the sessions that the journal has, and lets clients in.
     async fn open(&self, leading: &Leading) -> Result<(), ExportLost> {
         let loss = if leading.state.recovering { StateLoss::Written } else { StateLoss::Nothing };
-        let export = (self.slice.export)().that_is_leased(self.slice.membership.lease());
+        let mut export = (self.slice.export)();
+        if !self.is_broken(Sabotage::ServingLease) {
+            export = export.that_is_leased(self.slice.membership.lease());
+        }
         *leading.fs.lock().unwrap_or_else(PoisonError::into_inner) = Some(export.fs.clone());
         leading.server.open(export, loss).await?;
         let mut state = self.lock();
@@ -318,7 +335,10 @@ impl SliceServer {
         loop {
             if self.slice.membership.is_member(self.slice.other) {
                 let failed = self.replicate(leading, &mut number).await;
-                log::warn!("slice {}: its backup is not in step: {failed}", self.slice.name);
+                self.not_in_step.say(|more| {
+                    let name = &self.slice.name;
+                    log::warn!("slice {name}: its backup is not in step: {failed}{more}");
+                });
                 self.lock().in_step_since = None;
                 // Before anything goes on without it.
                 if self.update(leading, |state| state.in_step = false).await.is_err() {
@@ -336,11 +356,15 @@ impl SliceServer {
     async fn replicate(&self, leading: &Leading, number: &mut u64) -> ReplicaRefusal {
         let Leading { stream, journal, state, .. } = leading;
         stream.begin_copy();
+        if self.is_broken(Sabotage::InStep) {
+            let _ = self.update(leading, |state| state.in_step = true).await;
+        }
         let copy = match journal.copy() {
             Ok(copy) => copy,
             Err(error) => return ReplicaRefusal::Io(error),
         };
-        for bytes in copy {
+        let most = if self.is_broken(Sabotage::Copy) { 1 } else { usize::MAX };
+        for bytes in copy.take(most) {
             if let Err(refusal) = self.ship(state.epoch, number, bytes).await {
                 return refusal;
             }
@@ -414,13 +438,18 @@ impl SliceServer {
 
     /// Lets no call begin or be answered any more. What is under way ends by itself.
     pub(super) fn stop_serving(&self, leading: &Leading) {
-        let withdrawn = leading.server.withdraw(&self.slice.name, StateLoss::Nothing);
+        let left = LeftOpen::default();
+        let withdrawn = leading.server.withdraw_leaving(&self.slice.name, &left);
         let mut state = self.lock();
         state.server = refusing(&self.slice);
         state.serves = false;
         (state.in_step_since, state.recovered_since) = (None, None);
         if withdrawn.is_some() {
             state.withdrawn = withdrawn;
+            dray_rt::spawn(async move {
+                sleep(LEFT_OPEN_MAX).await;
+                left.give_back();
+            });
         }
     }
 

@@ -2,10 +2,12 @@
 //! server epoch has to wait for its client to reclaim them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use dray_core::{Context, FileId, Lock, LockFamily, LockOwner, OpenFile, Reservation};
+use dray_core::{Context, FileId, Lock, LockFamily, LockOwner, OpenFile, OpenHow, Reservation};
 
 use super::{ServerSession, State};
+use crate::server::as_server;
 use crate::server::refusals::no_room_for_an_owner;
 
 /// Owners of fcntl locks, by the open file through which they were taken, and the way back.
@@ -99,6 +101,28 @@ impl ServerSession {
         if none && self.slots.had_locks() {
             self.slots.set_locks(false);
         }
+    }
+
+    /// Ends the fcntl locks of a session that is suspended: another server has them from now on. Waits for
+    /// changes that are under way. Answers those of its files that have no name, opened once more: with
+    /// the session's own open files its flocks end.
+    pub(crate) async fn give_back_locks(&self) -> Vec<Arc<dyn OpenFile>> {
+        self.carried_out().await;
+        let files: Vec<_> =
+            self.files().iter().map(|(handle, opened)| (*handle, opened.file.clone())).collect();
+        let cx = Context { holder: self.holder(), ..as_server::of_nobody() };
+        let mut nameless = Vec::new();
+        for (handle, file) in files {
+            let owners = self.state().owners.of(handle);
+            for owner in owners {
+                let _ = file.flush(&cx, owner).await; // nobody waits for it
+            }
+            if file.getattr(&cx).await.is_ok_and(|attr| attr.nlink == 0) {
+                let opened = as_server::open(&*self.export.fs, &cx, file.id(), OpenHow::READ).await;
+                nameless.extend(opened);
+            }
+        }
+        nameless
     }
 
     /// Closes an open file and ends the fcntl locks of the open file description that were taken

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use dray_core::Op;
 
-use super::{Reexecution, ReplaySlots, Slot, State};
+use super::{AnsweredChange, Reexecution, ReplaySlots, Slot, State};
 use crate::server::exactly_once::settle::{self, CutShortChange, Settlement};
 use crate::server::export::Export;
 use crate::server::journal::SlotRecord;
+use crate::server::options::StateLoss;
 use crate::server::ranges::RangeTable;
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
@@ -21,12 +22,12 @@ struct Noted {
 }
 
 impl ReplaySlots {
-    /// Takes over what a server before us had noted. After a loss of the machine (`lost`) an answer
-    /// is no proof that its change is there. False: the export was lost meanwhile, and what could
-    /// not be found out is noted as it was.
-    pub(crate) async fn restore(&self, export: &Export, lost: bool) -> bool {
+    /// Takes over what a server before us had noted. After a loss of the machine an answer is no proof
+    /// that its change is there; after one of what was written, the answer to a change of data is none.
+    /// False: the export was lost meanwhile, and what could not be found out is noted as it was.
+    pub(crate) async fn restore(&self, export: &Export, loss: StateLoss) -> bool {
         for (number, record) in self.log.records() {
-            let slot = self.restored(export, lost, (number, record)).await;
+            let slot = self.restored(export, loss, (number, record)).await;
             let Some(slot) = slot else { return false };
             if let Some(place) = self.lock().get_mut(number as usize) {
                 *place = slot;
@@ -38,9 +39,13 @@ impl ReplaySlots {
     async fn restored(
         &self,
         export: &Export,
-        lost: bool,
+        loss: StateLoss,
         (slot, record): (u32, SlotRecord),
     ) -> Option<Slot> {
+        let lost = match loss {
+            StateLoss::Nothing | StateLoss::Written => false,
+            StateLoss::Unsynced | StateLoss::SessionsToo => true,
+        };
         Some(match record {
             SlotRecord::Answer { sequence, answer, .. } if answer.is_empty() => {
                 Slot::over(sequence)
@@ -48,6 +53,14 @@ impl ReplaySlots {
             SlotRecord::Answer { sequence, answer, begun } if lost => {
                 let noted = Noted { slot, sequence };
                 return self.look_again(export, noted, (answer, begun)).await;
+            }
+            SlotRecord::Answer { sequence, answer, begun: Some(begun) }
+                if loss == StateLoss::Written
+                    && settle::changes_data(&begun)
+                    && !self.broken.is(Sabotage::AnsweredData) =>
+            {
+                let noted = Noted { slot, sequence };
+                return self.answered_data(export, noted, (answer, begun)).await;
             }
             SlotRecord::Answer { sequence, answer, .. } => Slot::done(sequence, answer),
             SlotRecord::Intent { sequence, op, .. } if self.broken.forgets_intents(op) => {
@@ -89,6 +102,39 @@ impl ReplaySlots {
         })
     }
 
+    /// The slot of a change of data that was answered, by a server with whose machine the data may have
+    /// gone. Its client keeps the change and sends it again, if it has the answer. If it has not, it asks
+    /// for the change again. Then the change is made again by its stamp. None: as above.
+    async fn answered_data(
+        &self,
+        export: &Export,
+        noted: Noted,
+        (answer, (op, begun)): (Vec<u8>, (Op, Vec<u8>)),
+    ) -> Option<Slot> {
+        let reply = Reply::remembered(&answer);
+        if reply.stamped().is_none() {
+            return Some(Slot::done(noted.sequence, answer)); // it is not kept either
+        }
+        let settled = settle::settle_answered(&*export.fs, reply, Some((op, begun))).await;
+        if export.is_lost() {
+            return None;
+        }
+        let Settlement::Cut(cut) = settled else {
+            return Some(Slot::done(noted.sequence, answer));
+        };
+        let mut slot = self.cut((noted.sequence, op), cut, &export.ranges);
+        // A copy is made again as it was asked for: what it took is not known by its stamp.
+        if let State::Cut(again) = &mut slot.state
+            && op != Op::CopyRange
+        {
+            again.answered = Some(AnsweredChange {
+                answer: Reply::remembered(&answer),
+                _awaited: export.replayed.await_repetition(),
+            });
+        }
+        Some(slot)
+    }
+
     /// The slot of a change that was begun and not answered. None: as above.
     async fn find_out(
         &self,
@@ -126,7 +172,11 @@ impl ReplaySlots {
         let held = if self.broken.is(Sabotage::CutShortGrants) { Vec::new() } else { held };
         let grants =
             held.into_iter().map(|(file, span)| ranges.change_cut_short(file, span)).collect();
-        Slot { sequence, state: State::Cut(Reexecution { op, grants, amend }), answer: Vec::new() }
+        Slot {
+            sequence,
+            state: State::Cut(Reexecution { op, grants, amend, answered: None }),
+            answer: Vec::new(),
+        }
     }
 
     /// The slot of a change that was not applied. The intent must go: a later server epoch would
