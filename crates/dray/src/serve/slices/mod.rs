@@ -4,6 +4,7 @@
 //! All slices of a projection are served from one opened file system. They begin when that has been
 //! opened, since who cannot serve is no member. docs/adr/0042-failover.md has the reasons.
 
+pub(crate) mod administration;
 mod removed;
 mod running;
 
