@@ -18,7 +18,7 @@ use dray_layers::placement::{
 };
 use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, SessionMemory};
 use dray_rpc::server::{
-    Export, MemoryJournal, MemoryRegistry, ReplicaLink, ReplicaRefusal, ServerNumber,
+    Export, MemoryJournal, MemoryRegistry, PageCacheId, ReplicaLink, ReplicaRefusal, ServerNumber,
     ServerOptions, SliceOptions, SliceServer, StateLoss,
 };
 use dray_rt::{ExecutorHandle, Scope, now, sleep};
@@ -103,6 +103,7 @@ impl Site {
                 export: Box::new(move || Export::new(&export, fs.clone(), Vec::new())),
                 journal: Arc::new(journal),
                 loss: StateLoss::Nothing,
+                page_cache: PageCacheId(1), // of the one memory that both have
                 membership: member.clone(),
                 link: Arc::new(Link { site: Arc::downgrade(&self.0), slice, to: other.0 }),
             }));
