@@ -103,7 +103,7 @@ impl Site {
                 export: Box::new(move || Export::new(&export, fs.clone(), Vec::new())),
                 journal: Arc::new(journal),
                 loss: StateLoss::Nothing,
-                page_cache: PageCacheId(1),
+                page_cache: PageCacheId(1), // of the one memory that both have
                 membership: member.clone(),
                 link: Arc::new(Link { site: Arc::downgrade(&self.0), slice, to: other.0 }),
             }));

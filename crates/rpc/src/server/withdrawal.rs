@@ -48,9 +48,15 @@ impl LeftOpen {
         drop(files); // outside of the lock
     }
 
-    async fn take_from(self, session: Arc<ServerSession>) {
-        let files = session.give_back_locks().await;
-        lock(&self.0).extend(files);
+    async fn take_from(self, sessions: Vec<Arc<ServerSession>>) {
+        // First of all: one session may remove what another one has open.
+        for session in &sessions {
+            session.carried_out().await;
+        }
+        for session in sessions {
+            let files = session.give_back_locks().await;
+            lock(&self.0).extend(files);
+        }
     }
 }
 
@@ -65,9 +71,9 @@ impl Server {
         lock(&left.0).extend(export.recovery_window.kept());
         drop(export);
         let withdrawn = self.withdraw(name, StateLoss::Nothing);
-        for session in sessions {
-            let home = session.home().unwrap_or_else(ExecutorHandle::current);
-            home.spawn(left.clone().take_from(session));
+        if let Some(first) = sessions.first() {
+            let home = first.home().unwrap_or_else(ExecutorHandle::current);
+            home.spawn(left.clone().take_from(sessions));
         }
         withdrawn
     }

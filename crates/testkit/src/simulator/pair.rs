@@ -314,14 +314,16 @@ impl ReplicaLink for SimLink {
     ) -> Fut<'a, Result<(), ReplicaRefusal>> {
         Box::pin(async move {
             let away = || ReplicaRefusal::Io(io::Error::from_raw_os_error(libc::ECONNREFUSED));
-            sleep(WAY_MAX.mul_f64(random_u64() as f64 / u64::MAX as f64)).await;
+            let way = || WAY_MAX.mul_f64(random_u64() as f64 / u64::MAX as f64);
+            sleep(way()).await;
             let pair = self.pair.upgrade().map(ServerPair).ok_or_else(away)?;
             if pair.0.peers_cut.load(Ordering::SeqCst) {
                 return Err(away());
             }
             let slice = pair.slice(self.to).ok_or_else(away)?;
             slice.replica().take(epoch, number, &batch)?;
-            sleep(WAY_MAX.mul_f64(random_u64() as f64 / u64::MAX as f64)).await;
+            drop((slice, pair));
+            sleep(way()).await;
             Ok(())
         })
     }

@@ -54,7 +54,7 @@ pub(crate) struct Reexecution {
     pub(crate) grants: Vec<RangeGrant>,
     pub(crate) amend: Option<Amend>,
     /// It had been answered.
-    pub(crate) answered: Option<AnsweredChange>,
+    pub(crate) answered: Option<Box<AnsweredChange>>,
 }
 
 /// A change that was answered, by a server whose machine may have lost it since. It counts among the

@@ -103,11 +103,10 @@ impl ServerSession {
         }
     }
 
-    /// Ends the fcntl locks of a session that is suspended: another server has them from now on. Waits for
-    /// changes that are under way. Answers those of its files that have no name, opened once more: with
+    /// Ends the fcntl locks of a session that is suspended, and has no change under way any more: another
+    /// server has them from now on. Answers those of its files that have no name, opened once more: with
     /// the session's own open files its flocks end.
     pub(crate) async fn give_back_locks(&self) -> Vec<Arc<dyn OpenFile>> {
-        self.carried_out().await;
         let files: Vec<_> =
             self.files().iter().map(|(handle, opened)| (*handle, opened.file.clone())).collect();
         let cx = Context { holder: self.holder(), ..as_server::of_nobody() };

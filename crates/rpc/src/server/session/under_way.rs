@@ -76,7 +76,7 @@ impl ServerSession {
     /// No change is carried out any more that has not been begun. Ends when the changes that are
     /// under way have ended. No change of an evicted client may come behind what others do under
     /// the locks that the client had.
-    pub(super) async fn carried_out(&self) {
+    pub(crate) async fn carried_out(&self) {
         std::future::poll_fn(|task| {
             let mut state = self.state();
             if self.carried.load(Ordering::SeqCst) == OVER {

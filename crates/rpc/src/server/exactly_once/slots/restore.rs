@@ -127,10 +127,10 @@ impl ReplaySlots {
         if let State::Cut(again) = &mut slot.state
             && op != Op::CopyRange
         {
-            again.answered = Some(AnsweredChange {
+            again.answered = Some(Box::new(AnsweredChange {
                 answer: Reply::remembered(&answer),
                 _awaited: export.replayed.await_repetition(),
-            });
+            }));
         }
         Some(slot)
     }
