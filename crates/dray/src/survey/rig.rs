@@ -39,7 +39,7 @@ impl Loopback {
         let exports = vec![export];
         let journal = Arc::new(MemoryJournal::default());
         let server = Server::new(ServerOptions::default(), exports, journal);
-        let workers = Workers::new(&[NULL_EXPORT], 0, Default::default());
+        let workers = Workers::new(&[NULL_EXPORT], 0);
         let (stop, stopped) = oneshot::channel();
         let (sender, receiver) = std::sync::mpsc::channel();
         let thread = std::thread::Builder::new().name("dray-survey".into()).spawn(move || {
