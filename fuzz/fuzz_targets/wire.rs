@@ -4,8 +4,8 @@
 
 use dray_core::{DirPage, Entry, Identity, Op, Statfs};
 use dray_rpc::wire::{
-    Call, CallHead, Challenge, Change, FileDurableStamp, Hello, Input, NotifyHead, Proof, Refused,
-    ReplyHead, Stamp, Ticket, Welcome, Wire, get_durable_stamps, peek_kind, peek_tag,
+    BatchHead, BatchReply, Call, CallHead, Challenge, Change, FileDurableStamp, Hello, Input, NotifyHead, Proof, Refused,
+    ReplicaHello, ReplicaWelcome, ReplyHead, Stamp, Ticket, Welcome, Wire, get_durable_stamps, peek_kind, peek_tag,
     peek_unknown_op,
 };
 use libfuzzer_sys::fuzz_target;
@@ -40,6 +40,9 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let _ = NotifyHead::get_message(&mut Input(bytes));
     let _ = Hello::from_message(bytes);
+    let _ = (ReplicaHello::from_message(bytes), ReplicaHello::versions(bytes));
+    let _ = ReplicaWelcome::from_message(bytes);
+    let _ = (BatchHead::get_message(bytes), BatchReply::get_message(bytes));
     let _ = Challenge::from_message(bytes);
     let _ = Proof::from_message(bytes);
     let _ = Welcome::from_message(bytes);

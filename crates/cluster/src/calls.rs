@@ -3,11 +3,10 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use dray_rpc::server::{Revision, SliceChange, SliceState};
+use dray_rpc::server::{Revision, ServerNumber, SliceChange, SliceState};
 use etcd_client::{
-    Client, Compare, CompareOp, Error, GetResponse, PutOptions, Txn, TxnOp, TxnOpResponse,
+    Client, Compare, CompareOp, Error, GetResponse, KeyValue, PutOptions, Txn, TxnOp, TxnOpResponse,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
@@ -48,9 +47,8 @@ pub(crate) async fn take_orders(
         match kind {
             CallKind::Slice(name) => of_slice(name, SliceCall::Look, reply),
             CallKind::Change(name, change) => of_slice(name, SliceCall::Change(change), reply),
-            CallKind::Drain(drained) => {
-                shared.is_drained.store(drained, Ordering::SeqCst);
-                tokio::spawn(answer(reply, drain(shared.clone(), drained)));
+            CallKind::Drain(server, drained) => {
+                tokio::spawn(answer(reply, drain(shared.clone(), server, drained)));
             }
             CallKind::Quiesce(quiesced) => {
                 tokio::spawn(answer(reply, quiesce(shared.clone(), quiesced)));
@@ -91,21 +89,20 @@ where
         .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-/// The mark is gone with the lease.
-async fn drain(shared: Arc<Shared>, drained: bool) -> io::Result<()> {
-    let key = shared.keys.drained(shared.options.me);
+/// The mark goes with the lease of the server that is drained.
+async fn drain(shared: Arc<Shared>, server: ServerNumber, drained: bool) -> io::Result<()> {
+    let (mark, member) = (shared.keys.drained(server), shared.keys.member(server));
     if !drained {
-        return by_client(
-            &shared,
-            |client| async move { client.kv_client().delete(key, None).await },
-        )
-        .await
-        .map(drop);
+        let delete = |client: Client| async move { client.kv_client().delete(mark, None).await };
+        return by_client(&shared, delete).await.map(drop);
     }
-    let lease = shared.lease_id().ok_or(io::ErrorKind::NotConnected)?;
+    let key = member.clone();
+    let get = |client: Client| async move { client.kv_client().get(key, None).await };
+    let found = by_client(&shared, get).await?;
+    let lease = found.kvs().first().map(KeyValue::lease).ok_or(io::ErrorKind::NotFound)?;
     let record = records::written(DrainRecord { since: dray_rt::wall_clock().as_secs() });
     let put = |client: Client| async move {
-        client.kv_client().put(key, record, Some(PutOptions::new().with_lease(lease))).await
+        client.kv_client().put(mark, record, Some(PutOptions::new().with_lease(lease))).await
     };
     by_client(&shared, put).await.map(drop)
 }

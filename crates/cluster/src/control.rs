@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_rpc::server::{Revision, SliceChange, SliceState};
+use dray_rpc::server::{Revision, ServerNumber, SliceChange, SliceState};
 use etcd_client::{Client, ConnectOptions};
 use tokio::runtime::Builder;
 use tokio::sync::{mpsc, oneshot};
@@ -31,7 +31,7 @@ pub(crate) struct Order {
 pub(crate) enum CallKind {
     Slice(String),
     Change(String, SliceChange),
-    Drain(bool),
+    Drain(ServerNumber, bool),
     Quiesce(bool),
     Leave,
 }

@@ -1,7 +1,6 @@
 //! How a server becomes a member: its definition is the one of the others, and nobody has its place.
 
 use std::fmt;
-use std::sync::atomic::Ordering;
 
 use etcd_client::{
     Client, Compare, CompareOp, DeleteOptions, GetOptions, GetResponse, PutOptions, Txn, TxnOp,
@@ -10,7 +9,7 @@ use etcd_client::{
 
 use crate::connection::Lost;
 use crate::keys::end_of;
-use crate::records::{self, DefinitionRecord, DrainRecord, MemberRecord};
+use crate::records::{self, DefinitionRecord, MemberRecord};
 use crate::shared::Shared;
 
 /// Why a server cannot be a member.
@@ -141,7 +140,8 @@ impl Found {
         };
         let mut then = vec![
             TxnOp::put(mine.clone(), records::written(member), by(lease)),
-            drain_mark(shared, lease),
+            // Of the process before this one.
+            TxnOp::delete(keys.drained(options.me), None),
         ];
         let fingerprint = fingerprint(shared);
         let known = self.definition.as_ref().map(|(definition, _)| &definition.fingerprint);
@@ -153,18 +153,6 @@ impl Found {
             when.extend(nobody_else(&keys.members(), &mine));
         }
         Txn::new().when(when).and_then(then)
-    }
-}
-
-/// A mark of the process before this one does not count for this one.
-fn drain_mark(shared: &Shared, lease: i64) -> TxnOp {
-    let key = shared.keys.drained(shared.options.me);
-    match shared.is_drained.load(Ordering::SeqCst) {
-        true => {
-            let since = dray_rt::wall_clock().as_secs();
-            TxnOp::put(key, records::written(DrainRecord { since }), by(lease))
-        }
-        false => TxnOp::delete(key, None),
     }
 }
 

@@ -86,10 +86,10 @@ impl EtcdMembership {
         let _ = news.wait_for(|news| *news != *seen).await.map(|news| *seen = *news);
     }
 
-    /// Has this server serve nothing, or something again. It ends with this membership. Errors: etcd is
-    /// out of reach; it may be done all the same.
-    pub async fn set_drained(&self, drained: bool) -> io::Result<()> {
-        self.order(CallKind::Drain(drained)).await.and_then(Reply::done)
+    /// Has a server serve nothing, or something again. It ends with the lease of that server. Errors: the
+    /// server is not there, or etcd is out of reach; it may be done all the same.
+    pub async fn set_drained(&self, server: ServerNumber, drained: bool) -> io::Result<()> {
+        self.order(CallKind::Drain(server, drained)).await.and_then(Reply::done)
     }
 
     /// Has new calls wait at all servers, or go on. Errors: as for [`EtcdMembership::set_drained`].

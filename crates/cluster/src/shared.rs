@@ -1,6 +1,6 @@
 //! What the control thread and the callers of a membership share.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -34,8 +34,6 @@ pub(crate) struct Shared {
     pub(crate) phase: watch::Sender<Phase>,
     /// The connection that calls go by, while there is one.
     pub(crate) client: watch::Sender<Option<Client>>,
-    /// An administrator drains this server. The mark in etcd goes with the lease, and comes with the next.
-    pub(crate) is_drained: AtomicBool,
     /// 0: none.
     lease_id: AtomicI64,
     view: Mutex<ClusterView>,
@@ -50,7 +48,6 @@ impl Shared {
             lease: Arc::new(ServingLease::within(options.ttl)),
             phase: watch::Sender::new(Phase::Joining),
             client: watch::Sender::new(None),
-            is_drained: AtomicBool::new(false),
             lease_id: AtomicI64::new(0),
             view: Mutex::default(),
             news: watch::Sender::new(0),

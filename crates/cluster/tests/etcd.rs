@@ -255,14 +255,15 @@ fn marks_of_administrators_are_heard_everywhere_and_a_drain_ends_with_the_proces
         one.set_quiesced(false).await.unwrap();
         until("it is heard", || zero.view().quiesced.is_none()).await;
 
-        zero.set_drained(true).await.unwrap();
+        assert!(one.set_drained(ServerNumber(2), true).await.is_err(), "it is not there");
+        one.set_drained(ZERO, true).await.unwrap();
         until("it is heard", || one.is_drained(ZERO) && zero.is_drained(ZERO)).await;
         drop(zero);
         let zero = joined(&etcd, ZERO).await;
         until("a new process is not drained", || !one.is_drained(ZERO)).await;
-        zero.set_drained(true).await.unwrap();
+        zero.set_drained(ZERO, true).await.unwrap();
         until("it is heard", || one.is_drained(ZERO)).await;
-        zero.set_drained(false).await.unwrap();
+        zero.set_drained(ZERO, false).await.unwrap();
         until("it is heard", || !one.is_drained(ZERO)).await;
     });
 }

@@ -63,6 +63,7 @@ pub enum Command {
     Umount(UmountArgs),
     Status(StatusArgs),
     Evict(EvictArgs),
+    Drain(DrainArgs),
     Accept(AcceptArgs),
     Upgrade(UpgradeArgs),
     Key(KeyArgs),
@@ -378,6 +379,26 @@ pub struct EvictArgs {
     #[arg(value_name = "CLIENT")]
     pub client: String,
     /// State directory of the server, where several run on this machine
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+}
+
+/// Move everything away from a server of a projection with failover.
+///
+/// The other servers take its share over, without an error for anybody, and it gets nothing back. The
+/// command returns when the server serves nothing any more: now it can be stopped. The drain ends when
+/// the server is started again, or with --undo. It is refused while some part has no other server that
+/// could take it over.
+#[derive(Debug, clap::Args)]
+#[command(after_help = examples::DRAIN)]
+pub struct DrainArgs {
+    /// The server, as `dray status` shows it; left out: the one of this machine
+    #[arg(value_name = "SERVER")]
+    pub server: Option<String>,
+    /// Let the server have its share again
+    #[arg(long)]
+    pub undo: bool,
+    /// State directory of the server to ask, where several run on this machine
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
 }

@@ -11,6 +11,7 @@ mod completions;
 mod control;
 mod daemonize;
 mod demo;
+mod drain;
 mod endpoint;
 mod error;
 mod evict;
@@ -70,6 +71,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Umount(args) => mount::umount::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Evict(args) => evict::run(&args),
+        Command::Drain(args) => drain::run(&args),
         Command::Accept(args) => accept::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Survey(args) => survey::run(&args),

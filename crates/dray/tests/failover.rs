@@ -60,8 +60,9 @@ impl Cluster {
     /// What a server says of each of its slices; nothing, if it is not there.
     fn slices(&self, number: usize) -> Vec<Value> {
         let text = self.servers[number].run(&["status", "--json"]).stdout;
-        let Ok(status) = serde_json::from_slice::<Value>(&text) else { return Vec::new() };
-        let all = status.as_array().cloned().unwrap_or_else(|| vec![status]);
+        // A line for each server and mount.
+        let all = text.split(|byte| *byte == b'\n');
+        let all: Vec<Value> = all.filter_map(|line| serde_json::from_slice(line).ok()).collect();
         let exports = all.iter().filter(|one| one["kind"] == "server");
         let exports =
             exports.flat_map(|one| one["exports"].as_array().cloned().unwrap_or_default());
@@ -170,11 +171,11 @@ fn a_server_that_was_stopped_does_not_answer_when_it_goes_on() {
     let (at, other) = (cluster.mount(0, "at"), cluster.mount(2, "other"));
     let load = load(&at);
     std::thread::sleep(Duration::from_millis(500));
-    load.take_longest();
     cluster.servers[1].server().signal(libc::SIGSTOP);
-    std::thread::sleep(Duration::from_secs(5));
-    let longest = standstill(&load, &cluster, 1);
-    assert!(longest < FAILOVER_MAX, "an application stood still for {longest:?}");
+    wait_for("the survivors to serve", || {
+        [0, 2].iter().all(|number| cluster.served(*number).len() == 3)
+    });
+    std::thread::sleep(Duration::from_secs(2)); // its lease is long over
     cluster.servers[1].server().signal(libc::SIGCONT);
     wait_for("the share to be back", || cluster.is_settled());
     let rounds = load.end();

@@ -40,6 +40,11 @@ pub const EVICT: &str = "Examples:
   dray evict node7         # the sessions of a host
   dray evict 4711          # one session";
 
+pub const DRAIN: &str = "Examples:
+  dray drain               # the server of this machine
+  dray drain io2           # asked at any machine with a server of the same projection
+  dray drain io2 --undo";
+
 pub const ACCEPT: &str = "Examples:
   dray status              # says what is at the export's directory, and what was
   dray accept home";

@@ -13,7 +13,7 @@ use crate::args::{ProjectionCommand, ProjectionFile};
 use crate::error::Failure;
 use crate::output;
 use crate::serve::projections::definitions_in;
-use shares::Shares;
+use shares::{Shares, SliceShares};
 
 /// Checks a file, or shows what it means. Errors: something is wrong in it.
 pub fn run(command: &ProjectionCommand) -> Result<(), Failure> {
@@ -101,6 +101,10 @@ fn detail(definition: &Definition) -> Value {
     value["atomic"] = json!(definition.atomic);
     value["canonical"] = json!(definition.canonical());
     value["shares"] = Shares::of(definition).json();
+    value["failover"] = json!(definition.failover);
+    if definition.failover {
+        value["slices"] = SliceShares::of(definition).json();
+    }
     value
 }
 
@@ -130,5 +134,14 @@ fn text(definition: &Definition) -> String {
         "  hashes: {} of files, {} of names\n",
         definition.data_hash, definition.meta_hash
     );
-    text + &Shares::of(definition).text()
+    text += &Shares::of(definition).text();
+    if let Some(cluster) = &definition.cluster {
+        text += &format!(
+            "  failover: etcd at {}; a server that it has not heard of for {} s is gone\n",
+            cluster.etcd.join(" "),
+            cluster.ttl.as_secs()
+        );
+        text += &SliceShares::of(definition).text();
+    }
+    text
 }

@@ -1,8 +1,52 @@
 //! Which share of a projection each server has, over a sample of inode numbers.
 
 use dray_core::FileId;
-use dray_layers::placement::{Definition, Placement, ServerIndex};
+use dray_layers::placement::{Definition, Placement, ServerIndex, Slices};
 use serde_json::{Value, json};
+
+/// The slices of a definition with failover, each with its servers and its part of the files, per cent.
+pub struct SliceShares(Vec<(String, String, String, f64)>);
+
+impl SliceShares {
+    pub fn of(definition: &Definition) -> SliceShares {
+        let slices = Slices::of(Placement::new(definition));
+        let mut counts = vec![0_u64; slices.count()];
+        for ino in 0..SAMPLE {
+            counts[usize::from(slices.home(FileId { ino, generation: 0 }).0)] += 1;
+        }
+        let server = |ServerIndex(server)| definition.servers[usize::from(server)].clone();
+        let share = |(slice, count)| {
+            let next = slices.successor_of(slice).map(server).unwrap_or_default();
+            let per_cent = count as f64 * 100.0 / SAMPLE as f64;
+            (
+                slices.export_of(slice, &definition.name),
+                server(slices.home_of(slice)),
+                next,
+                per_cent,
+            )
+        };
+        SliceShares(slices.all().zip(counts).map(share).collect())
+    }
+
+    pub fn json(&self) -> Value {
+        let share = |(slice, home, next, files): &(String, String, String, f64)| json!({ "slice": slice, "home": home, "successor": next, "files_percent": files });
+        self.0.iter().map(share).collect()
+    }
+
+    pub fn text(&self) -> String {
+        let width = |part: fn(&(String, String, String, f64)) -> &String| {
+            self.0.iter().map(|one| part(one).len()).max().unwrap_or(0)
+        };
+        let (slices, homes, nexts) =
+            (width(|one| &one.0), width(|one| &one.1), width(|one| &one.2));
+        let mut text =
+            format!("  {:slices$}  {:homes$}  {:nexts$}  FILES\n", "SLICE", "HOME", "SUCCESSOR");
+        for (slice, home, next, files) in &self.0 {
+            text += &format!("  {slice:slices$}  {home:homes$}  {next:nexts$}  {files:4.1}%\n");
+        }
+        text
+    }
+}
 
 /// Consecutive inode numbers that are looked at.
 const SAMPLE: u64 = 100_000;

@@ -1,8 +1,9 @@
 //! The metrics of a server.
 
+use dray_cluster::EtcdMembership;
 use dray_layers::aggregate::AggregateCounts;
 use dray_layers::metrics::PrometheusText;
-use dray_rpc::server::{RecoveryStatus, RefusedStatus};
+use dray_rpc::server::{Membership, RecoveryStatus, RefusedStatus};
 
 use crate::metrics_http::MetricKind::{Counter, Gauge};
 use crate::metrics_http::{head, sample};
@@ -21,6 +22,7 @@ pub fn text(report: &ServerReport) -> String {
     held_back(report, &mut text);
     mapped_twice(&status.mapped_twice, &mut text);
     aggregates(report, &mut text);
+    slices(report, &mut text);
     recovery(&status.recovery, &mut text);
     refused(&status.refused, &mut text);
     let operations = status.operations.len() + status.operations_left_out;
@@ -104,6 +106,43 @@ fn aggregates(report: &ServerReport, text: &mut String) {
             let value = counts.named().nth(index).map_or(0, |(_, value)| value);
             sample(text, &name, &format!("export=\"{export}\""), value);
         }
+    }
+}
+
+/// Who is there, and what this server serves, of projections with failover.
+fn slices(report: &ServerReport, text: &mut String) {
+    let all: Vec<_> = report
+        .slices
+        .iter()
+        .filter_map(|(name, slices)| Some((name, slices, slices.membership()?)))
+        .collect();
+    if all.is_empty() {
+        return;
+    }
+    let mut samples = |name: &str, help, value: &dyn Fn(&EtcdMembership) -> u64| {
+        head(text, name, Gauge, help);
+        for (projection, _, membership) in &all {
+            sample(text, name, &format!("projection=\"{projection}\""), value(membership));
+        }
+    };
+    samples(
+        "dray_cluster_may_answer",
+        "0: etcd has not heard of this server for too long.",
+        &|one| u64::from(one.lease().holds()),
+    );
+    samples("dray_cluster_members", "Servers of the projection that are there.", &|one| {
+        one.view().members.len() as u64
+    });
+    samples("dray_cluster_slices_alone", "Slices here without a backup in step.", &|one| {
+        let view = one.view();
+        let ours = view.slices.values().filter(|(state, _)| state.primary == one.me());
+        ours.filter(|(state, _)| !state.in_step).count() as u64
+    });
+    let name = "dray_slice_served";
+    head(text, name, Gauge, "1: this server serves the slice.");
+    for served in all.iter().flat_map(|(_, slices, _)| slices.slices()) {
+        let (slice, value) = (served.slice.name(), u64::from(served.slice.is_primary()));
+        sample(text, name, &format!("slice=\"{slice}\""), value);
     }
 }
 

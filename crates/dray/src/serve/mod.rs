@@ -461,6 +461,9 @@ async fn answer_control(question: &str, report: &ServerReport) -> serde_json::Va
                 Err(why) => control::refusal(&why),
             },
         },
+        (word @ ("drain" | "undrain" | "drained"), who) => {
+            slices::administration::answer(&report.slices, word, who).await
+        }
         (word, _) => control::refusal(&format!("unknown question `{word}`")),
     }
 }

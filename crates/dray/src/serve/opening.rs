@@ -335,7 +335,10 @@ impl ExportOpener {
             plan.projection.as_ref().map(|projection| Arc::new(projection.for_clients()));
         export.gives_object_ids =
             plan.projection.as_ref().is_some_and(|projection| projection.is_home());
-        export.that_may_be_lost(stack.lost.clone())
+        match self.slices {
+            Some(_) => export.over_what_may_be_lost(stack.lost.clone()),
+            None => export.that_may_be_lost(stack.lost.clone()),
+        }
     }
 
     /// The file system with read-ahead and merged writes, if they are on.

@@ -8,6 +8,7 @@ use dray_layers::placement::{Definition, DefinitionError, Layout, parse_definiti
 use dray_rpc::server::ExportDefinition;
 
 use crate::error::Failure;
+use crate::serve::aggregation::AggregationPlan;
 use crate::serve::config;
 use crate::serve::export::ExportPlan;
 
@@ -143,6 +144,11 @@ fn export_of(definition: &Definition, position: usize) -> Result<ExportPlan, Str
             "the layout {} takes a directory at each server, and the backend {backend} has none",
             definition.layout
         ));
+    }
+    if definition.failover && plan.aggregation != AggregationPlan::default() {
+        return Err("read_ahead and merge_writes keep data at one server, where the server that takes over \
+                    does not find them: leave them out, or say failover = false"
+            .to_owned());
     }
     let projection = ServedProjection { definition: definition.clone(), position };
     let bytes = projection.for_clients().text.len();

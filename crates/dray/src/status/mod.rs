@@ -1,6 +1,7 @@
 //! `dray status`: asks the control sockets and shows what they say.
 
 mod columns;
+mod failover_table;
 pub(crate) mod report;
 mod servers;
 pub(crate) mod status_table;

@@ -116,6 +116,7 @@ impl ServerReport {
                 })
             }),
             "slices": self.slices.get(&export.name).map(|slices| slices.json()),
+            "failover": self.slices.get(&export.name).map(|slices| slices.report()),
             "ops": ops,
             "mapped_twice": mapped_twice,
             "aggregate": export.aggregate_counts().map(|counts| {

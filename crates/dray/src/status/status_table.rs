@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 use super::columns::{ColumnLimits, ShortenedColumn, table};
+use super::failover_table;
 use crate::output::plain;
 use crate::unresponsive;
 
@@ -40,7 +41,7 @@ pub(super) fn line(out: &mut String, text: &str) {
     out.push('\n');
 }
 
-fn text(value: &Value) -> String {
+pub(super) fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Null => "-".to_owned(),
@@ -48,7 +49,7 @@ fn text(value: &Value) -> String {
     }
 }
 
-fn list(value: &Value) -> &[Value] {
+pub(super) fn list(value: &Value) -> &[Value] {
     value.as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
@@ -84,6 +85,9 @@ fn server(report: &Value, room: Option<usize>, out: &mut String) {
                     projection["servers"],
                 ),
             );
+        }
+        if let failover @ Value::Object(_) = &export["failover"] {
+            failover_table::show(failover, room, out);
         }
         if let Some(away) = export["servers_away"].as_str() {
             line(out, &format!("  {}: {away}", text(&export["name"])));

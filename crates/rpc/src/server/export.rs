@@ -54,6 +54,8 @@ pub struct Export {
     /// The file system that serves the export is no longer there. Nothing is answered any more, as
     /// if the server had died.
     pub(crate) lost: Arc<AtomicBool>,
+    /// The same of what several exports are served from; one of them may be lost alone.
+    pub(crate) below_lost: Option<Arc<AtomicBool>>,
     /// Without which nothing is answered either; none: it does not depend on one.
     pub(crate) lease: Option<(Arc<ServingLease>, LeaseEra)>,
     /// The instance of the export. A client that knows another instance has to reclaim its locks
@@ -113,6 +115,7 @@ impl Export {
             insecure: false,
             admission: None,
             lost: Arc::default(),
+            below_lost: None,
             lease: None,
             instance: 0, // its server gives it one
             one_user: false,
@@ -154,6 +157,12 @@ impl Export {
         Export { lost, ..self }
     }
 
+    /// The same for one of several exports over that file system. The others go on when this one is
+    /// withdrawn.
+    pub fn over_what_may_be_lost(self, lost: Arc<AtomicBool>) -> Export {
+        Export { below_lost: Some(lost), ..self }
+    }
+
     /// The same, for a server that may be succeeded by another one once its `lease` has ended.
     pub fn that_is_leased(self, lease: Arc<ServingLease>) -> Export {
         let era = lease.era();
@@ -163,7 +172,8 @@ impl Export {
     /// Whether it has been withdrawn, or is about to be.
     pub(crate) fn is_lost(&self) -> bool {
         let lapsed = self.lease.as_ref().is_some_and(|(lease, era)| !lease.holds_since(*era));
-        lapsed || self.lost.load(Ordering::SeqCst)
+        let below = self.below_lost.as_ref().is_some_and(|lost| lost.load(Ordering::SeqCst));
+        lapsed || below || self.lost.load(Ordering::SeqCst)
     }
 
     pub(super) fn lose(&self) {

@@ -4,6 +4,7 @@
 //! All slices of a projection are served from one opened file system. They begin when that has been
 //! opened, since who cannot serve is no member. docs/adr/0042-failover.md has the reasons.
 
+pub(crate) mod administration;
 mod removed;
 mod running;
 
@@ -168,11 +169,6 @@ impl ProjectionSlices {
             })
         };
         self.slices().iter().map(one).collect()
-    }
-
-    /// Where the servers agree on who serves what, once the slices have begun.
-    pub fn membership(&self) -> Option<Arc<EtcdMembership>> {
-        Some(self.running()?.membership.clone())
     }
 
     /// Begins to serve them, from what `maker` makes. Errors: the state directory cannot be used, or the

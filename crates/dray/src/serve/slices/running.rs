@@ -26,6 +26,10 @@ const GIVE_BACK_AFTER: Duration = Duration::from_secs(3);
 const GIVE_BACK_LOOK: Duration = Duration::from_millis(500);
 /// After a slice could not be handed over, until it is tried again.
 const GIVE_BACK_AGAIN: Duration = Duration::from_secs(10);
+/// How often a server looks whether it is drained.
+const DRAIN_LOOK: Duration = Duration::from_millis(250);
+/// After a slice could not be handed over to drain this server, until it is tried again.
+const DRAIN_AGAIN: Duration = Duration::from_secs(1);
 /// How long a server that ends hands over its slices. Those that are left are taken over.
 const HAND_OVER_MAX: Duration = Duration::from_secs(4);
 /// How long slices may take to notice that they are served no more.
@@ -113,6 +117,7 @@ impl RunningSlices {
                 let (running, noting) = (served.clone(), served.clone());
                 scope.spawn_on(&here, async move { running.slice.run().await });
                 scope.spawn_on(&here, note_boot(noting, boot));
+                scope.spawn_on(&here, drain_away(served.clone(), self.membership.clone()));
                 if !served.slice.is_home() {
                     scope.spawn_on(&here, give_back(served, self.membership.clone()));
                 }
@@ -241,6 +246,19 @@ async fn give_back(served: Arc<ServedSlice>, membership: Arc<EtcdMembership>) {
         if is_due && !membership.is_drained(served.other) && served.slice.hand_over().await.is_err()
         {
             sleep(GIVE_BACK_AGAIN).await;
+        }
+    }
+}
+
+/// Gives the slice to the other server while an administrator drains this one.
+async fn drain_away(served: Arc<ServedSlice>, membership: Arc<EtcdMembership>) {
+    loop {
+        sleep(DRAIN_LOOK).await;
+        let moves = served.slice.is_primary()
+            && membership.is_drained(membership.me())
+            && !membership.is_drained(served.other);
+        if moves && served.slice.hand_over().await.is_err() {
+            sleep(DRAIN_AGAIN).await; // it has said why
         }
     }
 }

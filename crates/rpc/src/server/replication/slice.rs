@@ -148,6 +148,11 @@ impl SliceServer {
         self.lock().began
     }
 
+    /// The name of the slice's export.
+    pub fn name(&self) -> &str {
+        &self.slice.name
+    }
+
     /// Whether this server is the slice's home.
     pub fn is_home(&self) -> bool {
         self.slice.is_home
