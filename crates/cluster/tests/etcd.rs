@@ -186,6 +186,7 @@ fn a_member_of_etcd_that_is_away_is_left_out() {
     });
 }
 
+// proves: P146
 #[test]
 fn another_definition_counts_once_all_servers_of_the_former_one_are_gone() {
     with_etcd(|etcd| async move {

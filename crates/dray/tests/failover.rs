@@ -181,3 +181,27 @@ fn a_server_that_was_stopped_does_not_answer_when_it_goes_on() {
     let rounds = load.end();
     check_load(&other, &rounds);
 }
+
+// proves: P145
+#[test]
+fn a_server_that_is_drained_serves_nothing_and_no_application_notices() {
+    let Some(mut cluster) = Cluster::new("layout = 'cluster'") else { return };
+    let (at, other) = (cluster.mount(0, "at"), cluster.mount(2, "other"));
+    let load = load(&at);
+    let name = format!("unix://{}", cluster.servers[1].path("socket").display());
+    // Any server of the projection can be asked.
+    let said = cluster.servers[0].demand(&["drain", &name]);
+    assert!(said.contains("drained"), "{said}");
+    assert_eq!(cluster.served(1), [""; 0]);
+    // Nobody could take over what these two share with the drained one.
+    let refused = cluster.servers[2].run(&["drain"]);
+    let why = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && why.contains("scratch/2.1"), "{why}");
+    // Longer than a server that is not drained waits for its share.
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(cluster.served(1), [""; 0]);
+    cluster.servers[1].demand(&["drain", "--undo"]);
+    wait_for("the share to be back", || cluster.is_settled());
+    let rounds = load.end();
+    check_load(&other, &rounds);
+}

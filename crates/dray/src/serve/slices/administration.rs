@@ -1,6 +1,8 @@
 //! What administrators see of slices, and have done with them.
 
-use dray_cluster::ClusterView;
+use std::sync::Arc;
+
+use dray_cluster::{ClusterView, EtcdMembership};
 use dray_rpc::server::{Membership, ServerNumber};
 use serde_json::{Value, json};
 
@@ -11,6 +13,11 @@ use crate::control;
 pub const THIS_SERVER: &str = "-";
 
 impl ProjectionSlices {
+    /// Where the servers agree on who serves what, once the slices have begun.
+    pub fn membership(&self) -> Option<Arc<EtcdMembership>> {
+        Some(self.running()?.membership.clone())
+    }
+
     /// Who is there and who serves what, for the status. Null: the slices have not begun.
     pub fn report(&self) -> Value {
         let Some(membership) = self.membership() else { return Value::Null };
