@@ -7,6 +7,7 @@
 mod accept;
 mod args;
 mod at_once;
+mod audit;
 mod completions;
 mod control;
 mod daemonize;
@@ -71,6 +72,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Status(args) => status::run(&args),
         Command::Evict(args) => evict::run(&args),
         Command::Accept(args) => accept::run(&args),
+        Command::Audit(args) => audit::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Survey(args) => survey::run(&args),
         Command::Completions { shell } => manual::completions(shell),
