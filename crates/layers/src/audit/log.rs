@@ -193,7 +193,7 @@ impl LogReader {
                 let go_on = segments(&self.dirs)?.iter().any(is_behind);
                 // More may have been written to this one before the next one was made.
                 let is_read = matches!(SegmentFile::len_now(&segment), Some(len) if len <= before);
-                match go_on && is_read || go_on && !segment.path.exists() {
+                match go_on && (is_read || !segment.path.exists()) {
                     true => self.enter_behind(&segment, reader.next_index, each),
                     false => {
                         self.current = Some((segment, reader));

@@ -98,7 +98,7 @@ impl Shared {
         }
         let wake = self.wake.lock().unwrap_or_else(PoisonError::into_inner);
         let waits = |wake: &mut Wake| {
-            !wake.called && !wake.ending && !(resting && self.ring.used_bytes() > 0)
+            !(wake.called || wake.ending || resting && self.ring.used_bytes() > 0)
         };
         let waited = self.woken.wait_timeout_while(wake, longest, waits);
         waited.unwrap_or_else(PoisonError::into_inner).0.called = false;

@@ -110,7 +110,7 @@ impl Writer {
             }
             self.sync(ending);
             self.report();
-            if ending && self.shared.ring.used_bytes() == 0 || ending && self.failing {
+            if ending && (self.failing || self.shared.ring.used_bytes() == 0) {
                 break;
             }
             let resting = busy.elapsed() > REST_AFTER && self.unsynced_since.is_none();
