@@ -1,5 +1,6 @@
 //! Audit of an export: its options, and the observer that they mean.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -149,12 +150,9 @@ pub fn open(
     let spill = plan.spill.as_ref().map(|spill| spill.join(export));
     std::fs::create_dir_all(&dir).map_err(cannot)?;
     let note = dir.join(SPILL_FILE);
-    match &spill {
-        Some(spill) => {
-            use std::os::unix::ffi::OsStrExt;
-            std::fs::write(note, spill.as_os_str().as_bytes()).map_err(cannot)?;
-        }
-        None => {} // what was spilled before is still read
+    // Without one, what was spilled before is still read.
+    if let Some(spill) = &spill {
+        std::fs::write(note, spill.as_os_str().as_bytes()).map_err(cannot)?;
     }
     let options = AuditOptions {
         export: export.to_owned(),
