@@ -216,6 +216,9 @@ fn made(dir: &Path) {
     }
 }
 
+/// What somebody does to a log in a directory.
+type Tamper = fn(&Path, &[SegmentFile]);
+
 fn problems(dir: &Path) -> Vec<String> {
     verify(&[dir.to_owned()], None, |_| {}).unwrap().problems
 }
@@ -225,7 +228,7 @@ fn problems(dir: &Path) -> Vec<String> {
 fn a_changed_cut_exchanged_or_removed_record_is_found() {
     let files = |dir: &Path| segments(&[dir.to_owned()]).unwrap();
     let first = |dir: &Path| files(dir)[0].path.clone();
-    let tampers: [(&str, fn(&Path, &[SegmentFile])); 6] = [
+    let tampers: [(&str, Tamper); 6] = [
         ("changed", |_, files| {
             let file = OpenOptions::new().write(true).open(&files[0].path).unwrap();
             file.write_all_at(b"!", files[0].bytes / 2).unwrap();
@@ -498,7 +501,7 @@ fn consumers_outlive_the_server_and_have_sound_names() {
         ..Consumer::default()
     };
     consumers.save(&one).unwrap();
-    assert_eq!(consumers.all().unwrap(), [one.clone()]);
+    assert_eq!(consumers.all().unwrap(), std::slice::from_ref(&one));
     assert_eq!(consumers.find("siem-1").unwrap(), Some(one.clone()));
     assert!(one.is_idle(60_000_000) && !one.is_idle(59_999_999));
     for name in ["", "../x", "a/b", ".x", "a b"] {
