@@ -12,8 +12,8 @@ use dray_bench::target::FileLocation;
 use dray_bench::tcp::Mode;
 use dray_bench::workload::{self, Run};
 use dray_bench::{
-    CommandResult, aggregate, context, counters, hoard, idle, inetd, layers, lock_waiters, many,
-    null_mount, plot, report, sessions, tcp,
+    CommandResult, aggregate, audit, context, counters, hoard, idle, inetd, layers, lock_waiters,
+    many, null_mount, plot, report, sessions, tcp,
 };
 
 /// Runs one command. An empty error asks for the usage.
@@ -35,6 +35,7 @@ pub fn run(command: &str, args: &BenchArgs) -> CommandResult {
         "counters" => count(args),
         "inetd" => inetd::run(args.number("port", 0)?, args.plain()),
         "aggregate" => aggregate::run(args),
+        "audit" => audit::run(args),
         "report" => report::run(args),
         "plot" => plot::run(args),
         _ => Err(String::new()),

@@ -10,6 +10,7 @@
 pub mod aggregate;
 pub mod alloc;
 pub mod args;
+pub mod audit;
 pub mod counters;
 pub mod cpu;
 pub mod field;

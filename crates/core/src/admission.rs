@@ -1,8 +1,75 @@
 //! Admission of calls: whether a call may begin, and when.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::{Context, Error, FileId, Fut, Name, Op, OpenHow, Result};
+use crate::{Context, Error, FileId, Fut, Make, Name, Op, OpenHow, RemoveKind, Result, SetAttr};
+
+/// What a call sets or makes, where the operation alone does not say that.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum CallDetail<'a> {
+    /// The operation says all.
+    #[default]
+    Nothing,
+    /// What is made.
+    Make(MakeKind),
+    /// What is removed.
+    Remove(RemoveKind),
+    /// Attributes that are set.
+    Set(&'a SetAttr),
+    /// The extended attribute of this name.
+    Xattr(&'a [u8]),
+    /// What was moved through the open file that is closed, and who opened it.
+    Closed(&'a OpenTotals),
+}
+
+/// The kind of what [`FileSystem::make`](crate::FileSystem::make) makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MakeKind {
+    /// A directory.
+    Directory,
+    /// A file without opening it, FIFO, socket or device.
+    Node,
+    /// A symbolic link.
+    Symlink,
+}
+
+impl MakeKind {
+    /// That of `what`.
+    pub fn of(what: &Make<'_>) -> MakeKind {
+        match what {
+            Make::Directory { .. } => MakeKind::Directory,
+            Make::Node { .. } => MakeKind::Node,
+            Make::Symlink { .. } => MakeKind::Symlink,
+        }
+    }
+}
+
+/// What was moved through one open file. It is counted only where an observer wants that.
+#[derive(Debug, Default)]
+pub struct OpenTotals {
+    /// Bytes read.
+    pub read_bytes: AtomicU64,
+    /// Calls that read.
+    pub reads: AtomicU64,
+    /// Bytes written.
+    pub written_bytes: AtomicU64,
+    /// Calls that wrote.
+    pub writes: AtomicU64,
+}
+
+impl OpenTotals {
+    /// Counts a call that moved so many bytes. `whole`: it is no later part of a call that was
+    /// counted before.
+    pub fn count(&self, op: Op, bytes: u64, whole: bool) {
+        let (sum, calls) = match op {
+            Op::Read => (&self.read_bytes, &self.reads),
+            _ => (&self.written_bytes, &self.writes),
+        };
+        sum.fetch_add(bytes, Ordering::Relaxed);
+        calls.fetch_add(u64::from(whole), Ordering::Relaxed);
+    }
+}
 
 /// A call, as an admission or an observer sees it.
 #[derive(Clone, Copy, Debug)]
@@ -19,12 +86,20 @@ pub struct ObservedCall<'a> {
     pub open: Option<OpenHow>,
     /// Bytes asked for or brought along.
     pub bytes: u64,
+    /// What it sets or makes.
+    pub detail: CallDetail<'a>,
 }
 
 impl<'a> ObservedCall<'a> {
     /// A call on `id` that has neither names nor data, and opens nothing.
     pub fn new(op: Op, id: FileId) -> ObservedCall<'a> {
-        ObservedCall { op, id, name: None, to: None, open: None, bytes: 0 }
+        let detail = CallDetail::Nothing;
+        ObservedCall { op, id, name: None, to: None, open: None, bytes: 0, detail }
+    }
+
+    /// The same with what it sets or makes.
+    pub fn with(self, detail: CallDetail<'a>) -> ObservedCall<'a> {
+        ObservedCall { detail, ..self }
     }
 }
 
@@ -52,4 +127,14 @@ pub trait CallAdmission: Send + Sync + 'static {
     /// A call has failed with the error that [`CallAdmission::admit`] gave it, `elapsed` after that
     /// was asked. It was not carried out.
     fn refused(&self, cx: &Context, call: &ObservedCall<'_>, error: &Error, elapsed: Duration);
+
+    /// A change is answered that a server before this one has made, and may have reported. `made`:
+    /// the file that the answer is about. `error`: the change had failed, or nobody knows.
+    fn settled(
+        &self,
+        cx: &Context,
+        call: &ObservedCall<'_>,
+        made: Option<FileId>,
+        error: Option<&Error>,
+    );
 }

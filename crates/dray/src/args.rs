@@ -14,10 +14,15 @@ use dray_fabric::Address;
 use crate::error::EXIT_USAGE;
 use crate::serve::export::ExportPlan;
 
+mod audit;
 mod examples;
 mod helper;
 mod usage_error;
 
+pub use audit::{
+    AuditArgs, AuditCommand, ClearArgs, ConsumerArgs, FilterArgs, FollowArgs, LogArgs,
+    RegisterArgs, SearchArgs, VerifyArgs,
+};
 pub use helper::helper_args;
 
 /// Carries file I/O from the nodes that compute to the storage that a site already has.
@@ -65,6 +70,7 @@ pub enum Command {
     Evict(EvictArgs),
     Drain(DrainArgs),
     Accept(AcceptArgs),
+    Audit(AuditArgs),
     Upgrade(UpgradeArgs),
     Key(KeyArgs),
     /// Check a file of projections, or show what it means
@@ -187,6 +193,15 @@ pub struct ServeArgs {
     ///   backend=posix|memory  what serves it [default: posix, the directory];
     ///                         memory is for tests, and has no directory:
     ///                         NAME=,backend=memory,squash=none
+    ///   audit[=KIND+KIND...|all|change|denied|no]
+    ///                         record changes, opens, closes and denied
+    ///                         accesses (dray-audit(1)) [default: no]
+    ///   audit_full=block|spill|drop
+    ///                         what happens when the log has no room
+    ///                         [default: block: new changes wait]
+    ///   audit_spill=DIR       where old segments go then
+    ///   audit_max=SIZE, audit_segment=SIZE
+    ///                         of the log and of its files [default: 10G, 64M]
     ///   direct                pass O_DIRECT on to the file system below
     ///   inline=auto|always|never
     ///                         whether calls to it are made by the threads

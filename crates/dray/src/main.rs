@@ -7,6 +7,7 @@
 mod accept;
 mod args;
 mod at_once;
+mod audit;
 mod completions;
 mod control;
 mod daemonize;
@@ -73,6 +74,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Evict(args) => evict::run(&args),
         Command::Drain(args) => drain::run(&args),
         Command::Accept(args) => accept::run(&args),
+        Command::Audit(args) => audit::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Survey(args) => survey::run(&args),
         Command::Completions { shell } => manual::completions(shell),

@@ -23,6 +23,11 @@ pub fn print_line(text: impl Display) -> Result<(), Failure> {
 /// As [`print()`], a line of JSON. What a terminal would obey of it is escaped, as JSON has it: it
 /// means the same to a program that parses it.
 pub fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
+    print(json_line(value))
+}
+
+/// The line that [`print_json`] prints.
+pub fn json_line(value: &serde_json::Value) -> String {
     let text = value.to_string();
     let mut line = String::with_capacity(text.len() + 1);
     for letter in text.chars() {
@@ -35,7 +40,7 @@ pub fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
         }
     }
     line.push('\n');
-    print(line)
+    line
 }
 
 /// Says on stderr what went wrong; if nobody hears it, there is nobody to tell.

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_core::{Admit, CallAdmission, Context, Error, FileSystem, ObservedCall, Result};
+use dray_core::{Admit, CallAdmission, Context, Error, FileId, FileSystem, ObservedCall, Result};
 
 use crate::observe::{Observer, Outcome};
 use crate::observed::{Observed, admitted};
@@ -24,7 +24,8 @@ pub fn observe_export(
     observers: Vec<Arc<dyn Observer>>,
 ) -> ObservedExport {
     let admitting = observers.iter().filter(|one| one.admits()).cloned().collect();
-    let all = Arc::new(Observers { admitting, all: observers });
+    let counts_opens = observers.iter().any(|one| one.counts_opens());
+    let all = Arc::new(Observers { admitting, all: observers, counts_opens });
     let fs = match all.all.is_empty() {
         true => fs,
         false => Arc::new(Observed::new(fs, all.clone())),
@@ -38,6 +39,8 @@ struct Observers {
     all: Vec<Arc<dyn Observer>>,
     /// The observers that may hold a call up.
     admitting: Vec<Arc<dyn Observer>>,
+    /// Whether any of them wants to know what is moved through each open file.
+    counts_opens: bool,
 }
 
 impl Observer for Observers {
@@ -48,6 +51,10 @@ impl Observer for Observers {
     /// The server has asked.
     fn admit<'a>(&'a self, _: &'a Context, _: &'a ObservedCall<'a>) -> Admit<'a> {
         Admit::Now
+    }
+
+    fn counts_opens(&self) -> bool {
+        self.counts_opens
     }
 
     fn done(&self, cx: &Context, call: &ObservedCall<'_>, outcome: Outcome<'_>, elapsed: Duration) {
@@ -76,6 +83,17 @@ impl CallAdmission for Observers {
     fn refused(&self, cx: &Context, call: &ObservedCall<'_>, error: &Error, elapsed: Duration) {
         let outcome = Outcome { error: Some(error), ..Outcome::default() };
         self.done(cx, call, outcome, elapsed);
+    }
+
+    fn settled(
+        &self,
+        cx: &Context,
+        call: &ObservedCall<'_>,
+        made: Option<FileId>,
+        error: Option<&Error>,
+    ) {
+        let outcome = Outcome { id: made, error, ..Outcome::default() };
+        self.all.iter().for_each(|one| one.settled(cx, call, outcome));
     }
 }
 

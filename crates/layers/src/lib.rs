@@ -3,7 +3,7 @@
 //! *Observers* look on: they may let a call wait or refuse it, and they learn how it ended.
 //! [`Observed`] puts an observer around any file system, and asks it there. [`observe_export`] is for
 //! a file system that a server serves: there the server asks, before a call waits for others.
-//! [`metrics`] and [`faults`] are observers.
+//! [`metrics`], [`faults`] and [`audit`] are observers.
 //!
 //! *Transformers* carry out a call in their own way: [`placement`] makes one file system of several servers,
 //! and [`aggregate`] reads ahead and merges small writes.
@@ -12,6 +12,7 @@
 //! the options come from. It imports `core` and `rt` only.
 
 pub mod aggregate;
+pub mod audit;
 mod export;
 pub mod faults;
 pub mod metrics;

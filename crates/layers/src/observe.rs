@@ -42,6 +42,15 @@ pub trait Observer: Send + Sync + 'static {
     /// costs an allocation. [`Observer::done`] sees a call that is refused, too.
     fn admit<'a>(&'a self, cx: &'a Context, call: &'a ObservedCall<'a>) -> Admit<'a>;
 
+    /// Whether the observer wants to know at a close what was moved through the open file, and of the end
+    /// of files that are never closed. Asked once.
+    fn counts_opens(&self) -> bool {
+        false
+    }
+
+    /// A change is answered that a server before this one has made, and may have reported.
+    fn settled(&self, _: &Context, _: &ObservedCall<'_>, _: Outcome<'_>) {}
+
     /// A call has ended, after `elapsed`. The wait for the call's admission is part of that where
     /// it was refused, and where no server asked before.
     fn done(&self, cx: &Context, call: &ObservedCall<'_>, outcome: Outcome<'_>, elapsed: Duration);

@@ -2,11 +2,14 @@
 
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use dray_core::{
-    Access, Admit, Allocate, AtOpen, Attr, Buf, BufMut, Context, CreateHow, DirPage, Entry, FileId,
-    FileSystem, FsInfo, Fut, Io, Lock, LockOwner, Make, Name, ObservedCall, Op, OpenFile, OpenHow,
-    RemoveKind, RenameHow, Result, Seek, SetAttr, Statfs, Timestamp, Uid, Write, XattrSet, Xflags,
+    Access, Admit, Allocate, AtOpen, Attr, Buf, BufMut, CallDetail, Context, Counted, CreateHow,
+    DirPage, Entry, FileId, FileSystem, FsInfo, Fut, Identity, Io, Lock, LockOwner, Make, MakeKind,
+    Name, NodeId, ObservedCall, Op, OpenFile, OpenHow, OpenTotals, RemoveKind, RenameHow, Result,
+    Seek, SetAttr, Statfs, Timestamp, Uid, Via, Write, XattrSet, Xflags,
 };
 
 use crate::observe::{Observer, Outcome};
@@ -23,8 +26,9 @@ impl<O: Observer> Observed<O> {
         Observed { inner, observer }
     }
 
-    fn file(&self, file: Arc<dyn OpenFile>) -> Arc<dyn OpenFile> {
-        observed_file(file, &self.observer)
+    fn file(&self, cx: &Context, file: Arc<dyn OpenFile>) -> Arc<dyn OpenFile> {
+        let opened = self.observer.counts_opens().then(|| Box::new(OpenedFile::by(cx)));
+        Arc::new(ObservedFile { inner: file, observer: self.observer.clone(), opened })
     }
 
     fn call<'a>(&self, op: Op, id: FileId) -> ObservedCall<'a> {
@@ -45,7 +49,7 @@ pub(crate) fn observed_file<O: Observer>(
     file: Arc<dyn OpenFile>,
     observer: &Arc<O>,
 ) -> Arc<dyn OpenFile> {
-    Arc::new(ObservedFile { inner: file, observer: observer.clone() })
+    Arc::new(ObservedFile { inner: file, observer: observer.clone(), opened: None })
 }
 
 /// Waits until `observer` lets the call begin. Errors: it is refused.
@@ -148,7 +152,12 @@ impl<O: Observer> FileSystem for Observed<O> {
     }
 
     fn setattr<'a>(&'a self, cx: &'a Context, id: FileId, set: SetAttr) -> Fut<'a, Result<Attr>> {
-        watch!(self, cx, self.call(Op::Setattr, id), self.inner.setattr(cx, id, set))
+        watch!(
+            self,
+            cx,
+            self.call(Op::Setattr, id).with(CallDetail::Set(&set)),
+            self.inner.setattr(cx, id, set)
+        )
     }
 
     fn readlink<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>> {
@@ -162,7 +171,8 @@ impl<O: Observer> FileSystem for Observed<O> {
         name: &'a Name,
         what: Make<'a>,
     ) -> Fut<'a, Result<Entry>> {
-        let call = self.named(Op::Make, dir, name);
+        let detail = CallDetail::Make(MakeKind::of(&what));
+        let call = self.named(Op::Make, dir, name).with(detail);
         watch!(self, cx, call, self.inner.make(cx, dir, name, what), entry)
     }
 
@@ -173,7 +183,7 @@ impl<O: Observer> FileSystem for Observed<O> {
         name: &'a Name,
         kind: RemoveKind,
     ) -> Fut<'a, Result<()>> {
-        let call = self.named(Op::Remove, dir, name);
+        let call = self.named(Op::Remove, dir, name).with(CallDetail::Remove(kind));
         watch!(self, cx, call, self.inner.remove(cx, dir, name, kind))
     }
 
@@ -208,7 +218,7 @@ impl<O: Observer> FileSystem for Observed<O> {
         Box::pin(async move {
             let work = async { self.inner.open(cx, id, how).await };
             let call = self.opening(self.call(Op::Open, id), how);
-            observe(&*self.observer, cx, call, work, opened).await.map(|file| self.file(file))
+            observe(&*self.observer, cx, call, work, opened).await.map(|file| self.file(cx, file))
         })
     }
 
@@ -234,7 +244,7 @@ impl<O: Observer> FileSystem for Observed<O> {
         Box::pin(async move {
             let work = async { self.inner.open_named(cx, place, id, how).await };
             let call = self.opening(self.call(Op::OpenNamed, id), how);
-            observe(&*self.observer, cx, call, work, opened).await.map(|file| self.file(file))
+            observe(&*self.observer, cx, call, work, opened).await.map(|file| self.file(cx, file))
         })
     }
 
@@ -249,7 +259,7 @@ impl<O: Observer> FileSystem for Observed<O> {
             let work = async { self.inner.create(cx, dir, name, how).await };
             let call = self.opening(self.named(Op::Create, dir, name), how.open);
             let (entry, file) = observe(&*self.observer, cx, call, work, created).await?;
-            Ok((entry, self.file(file)))
+            Ok((entry, self.file(cx, file)))
         })
     }
 
@@ -280,7 +290,7 @@ impl<O: Observer> FileSystem for Observed<O> {
             let work = async { self.inner.tmpfile(cx, dir, how).await };
             let call = self.opening(self.call(Op::Tmpfile, dir), how.open);
             let (entry, file) = observe(&*self.observer, cx, call, work, created).await?;
-            Ok((entry, self.file(file)))
+            Ok((entry, self.file(cx, file)))
         })
     }
 
@@ -304,7 +314,8 @@ impl<O: Observer> FileSystem for Observed<O> {
         id: FileId,
         name: &'a [u8],
     ) -> Fut<'a, Result<Vec<u8>>> {
-        watch!(self, cx, self.call(Op::Getxattr, id), self.inner.getxattr(cx, id, name))
+        let call = self.call(Op::Getxattr, id).with(CallDetail::Xattr(name));
+        watch!(self, cx, call, self.inner.getxattr(cx, id, name))
     }
 
     fn setxattr<'a>(
@@ -316,7 +327,12 @@ impl<O: Observer> FileSystem for Observed<O> {
         how: XattrSet,
     ) -> Fut<'a, Result<()>> {
         let call = ObservedCall { bytes: value.len() as u64, ..self.call(Op::Setxattr, id) };
-        watch!(self, cx, call, self.inner.setxattr(cx, id, name, value, how))
+        watch!(
+            self,
+            cx,
+            call.with(CallDetail::Xattr(name)),
+            self.inner.setxattr(cx, id, name, value, how)
+        )
     }
 
     fn listxattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>> {
@@ -329,14 +345,62 @@ impl<O: Observer> FileSystem for Observed<O> {
         id: FileId,
         name: &'a [u8],
     ) -> Fut<'a, Result<()>> {
-        watch!(self, cx, self.call(Op::Removexattr, id), self.inner.removexattr(cx, id, name))
+        let call = self.call(Op::Removexattr, id).with(CallDetail::Xattr(name));
+        watch!(self, cx, call, self.inner.removexattr(cx, id, name))
     }
 }
 
 /// An open file whose calls an observer sees.
-struct ObservedFile<O> {
+struct ObservedFile<O: Observer> {
     inner: Arc<dyn OpenFile>,
     observer: Arc<O>,
+    /// None: no observer wants to know.
+    opened: Option<Box<OpenedFile>>,
+}
+
+/// An open file from its opening to its end.
+struct OpenedFile {
+    totals: OpenTotals,
+    /// Who opened it, for a close that nobody asks for.
+    who: Arc<Identity>,
+    node: NodeId,
+    via: Option<Via>,
+    closed: AtomicBool,
+}
+
+impl OpenedFile {
+    fn by(cx: &Context) -> OpenedFile {
+        let (totals, closed) = (OpenTotals::default(), AtomicBool::new(false));
+        let (who, node) = (cx.who.clone(), cx.origin.node);
+        OpenedFile { totals, who, node, via: cx.via, closed }
+    }
+
+    fn moved(&self, cx: &Context, op: Op, bytes: u64) {
+        match cx.counted {
+            Counted::Whole => self.totals.count(op, bytes, true),
+            Counted::Bytes => self.totals.count(op, bytes, false),
+            Counted::Nothing => {}
+        }
+    }
+
+    /// A context of who opened it, for a close by the server.
+    fn context(&self) -> Context {
+        let mut cx = Context { who: self.who.clone(), via: self.via, ..Context::system() };
+        cx.origin.node = self.node;
+        cx
+    }
+}
+
+impl<O: Observer> Drop for ObservedFile<O> {
+    /// A file that is never closed ends with the session of its client.
+    fn drop(&mut self) {
+        let Some(opened) = self.opened.as_ref() else { return };
+        if opened.closed.swap(true, Ordering::Relaxed) || opened.via.is_none() {
+            return; // or the server opened it for itself
+        }
+        let call = self.call(Op::Close).with(CallDetail::Closed(&opened.totals));
+        self.observer.done(&opened.context(), &call, Outcome::default(), Duration::ZERO);
+    }
 }
 
 impl<O: Observer> ObservedFile<O> {
@@ -346,6 +410,12 @@ impl<O: Observer> ObservedFile<O> {
 
     fn sized<'a>(&self, op: Op, bytes: usize) -> ObservedCall<'a> {
         ObservedCall { bytes: bytes as u64, ..self.call(op) }
+    }
+
+    fn moved(&self, cx: &Context, op: Op, bytes: u64) {
+        if let Some(opened) = &self.opened {
+            opened.moved(cx, op, bytes);
+        }
     }
 }
 
@@ -372,7 +442,11 @@ impl<O: Observer> OpenFile for ObservedFile<O> {
                 Err(error) => Err((error.during(Op::Read), into)),
             };
             let outcome = match &result {
-                Ok(into) => Outcome::moved((into.len() - before) as u64),
+                Ok(into) => {
+                    let bytes = (into.len() - before) as u64;
+                    self.moved(cx, Op::Read, bytes);
+                    Outcome::moved(bytes)
+                }
                 Err((error, _)) => Outcome { error: Some(error), ..Outcome::default() },
             };
             self.observer.done(cx, &call, outcome, begin.elapsed());
@@ -384,8 +458,11 @@ impl<O: Observer> OpenFile for ObservedFile<O> {
         Box::pin(async move {
             let call = self.sized(Op::Write, from.len());
             let work = async { self.inner.write(cx, how, from).await };
-            observe(&*self.observer, cx, call, work, |written| Outcome::moved(*written as u64))
-                .await
+            observe(&*self.observer, cx, call, work, |written| {
+                self.moved(cx, Op::Write, *written as u64);
+                Outcome::moved(*written as u64)
+            })
+            .await
         })
     }
 
@@ -405,7 +482,12 @@ impl<O: Observer> OpenFile for ObservedFile<O> {
     }
 
     fn setattr<'a>(&'a self, cx: &'a Context, set: SetAttr) -> Fut<'a, Result<Attr>> {
-        watch!(self, cx, self.call(Op::Setattr), self.inner.setattr(cx, set))
+        watch!(
+            self,
+            cx,
+            self.call(Op::Setattr).with(CallDetail::Set(&set)),
+            self.inner.setattr(cx, set)
+        )
     }
 
     fn flush<'a>(&'a self, cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>> {
@@ -464,6 +546,24 @@ impl<O: Observer> OpenFile for ObservedFile<O> {
     }
 
     fn close<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {
-        watch!(self, cx, self.call(Op::Close), self.inner.close(cx))
+        Box::pin(async move {
+            let Some(opened) = &self.opened else {
+                let work = async { self.inner.close(cx).await };
+                return observe(&*self.observer, cx, self.call(Op::Close), work, plain).await;
+            };
+            // Closed by its client, or by the server when the session ended: it is observed once.
+            opened.closed.store(true, Ordering::Relaxed);
+            let call = self.call(Op::Close).with(CallDetail::Closed(&opened.totals));
+            let by_server = cx.counted == Counted::Nothing && opened.via.is_some();
+            let own = by_server.then(|| opened.context());
+            let begin = dray_rt::now();
+            let result = match admitted(&*self.observer, cx, &call).await {
+                Ok(()) => self.inner.close(cx).await,
+                Err(error) => Err(error.during(Op::Close)),
+            };
+            let outcome = Outcome { error: result.as_ref().err(), ..Outcome::default() };
+            self.observer.done(own.as_ref().unwrap_or(cx), &call, outcome, begin.elapsed());
+            result
+        })
     }
 }

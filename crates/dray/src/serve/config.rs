@@ -1,5 +1,6 @@
 //! The configuration file of a server. packaging/dray.toml.example documents every key.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,8 @@ use serde::Deserialize;
 
 use crate::error::Failure;
 use crate::metrics_http::check_address;
+use crate::serve::audit::{AUDIT_KEYS, AuditTable};
+use crate::serve::audit_sinks::{SINK_KEYS, SinkPlan, SinkTable};
 use crate::serve::backend_options::{
     BackendOptions, backend_at, backend_in, is_of_a_backend, own_options,
 };
@@ -46,12 +49,21 @@ pub struct Config {
     pub projections: Option<PathBuf>,
     /// Which of the servers of a projection it is.
     pub server: Option<String>,
+    /// What becomes of audits, `[audit.sink.NAME]`.
+    pub audit: AuditSinks,
     /// Whether `[[fault]]` is heeded.
     pub faults: bool,
     /// The exports.
     pub export: Vec<ExportTable>,
     /// Things that go wrong on purpose.
     pub fault: Vec<FaultTable>,
+}
+
+/// The table `audit`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct AuditSinks {
+    sink: BTreeMap<String, SinkTable>,
 }
 
 /// One `[[export]]`.
@@ -68,6 +80,7 @@ pub struct ExportTable {
     insecure: bool,
     read_ahead: Option<String>,
     merge_writes: Option<String>,
+    audit: Option<AuditTable>,
     backend: Option<String>,
     /// The options of its backend's own.
     #[serde(skip)]
@@ -87,7 +100,7 @@ pub struct FaultTable {
     nth: Option<u64>,
 }
 
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 15] = [
     "listen",
     "auth",
     "metrics",
@@ -99,11 +112,12 @@ const KEYS: [&str; 14] = [
     "clients_of_one_address_max",
     "projections",
     "server",
+    "audit",
     "faults",
     "export",
     "fault",
 ];
-const EXPORT_KEYS: [&str; 11] = [
+const EXPORT_KEYS: [&str; 12] = [
     "name",
     "dir",
     "read_only",
@@ -114,6 +128,7 @@ const EXPORT_KEYS: [&str; 11] = [
     "insecure",
     "read_ahead",
     "merge_writes",
+    "audit",
     "backend",
 ];
 const FAULT_KEYS: [&str; 6] = ["export", "op", "error", "delay_ms", "one_in", "nth"];
@@ -150,6 +165,7 @@ impl Config {
                 return Err(format!("{key} = 0 would admit no client: use a number from 1 on"));
             }
         }
+        self.sinks()?;
         let exports = self.exports()?;
         let known = || exports.iter().map(|export| export.name.as_str());
         for fault in &self.fault {
@@ -166,6 +182,7 @@ impl Config {
     fn parse(text: &str) -> Result<Config, String> {
         let table: toml::Table = text.parse().map_err(in_plain_words)?;
         check_keys(text, 0, "the top level", &table, &KEYS)?;
+        check_sinks(text, &table)?;
         let mut own = Vec::new();
         for name in ["export", "fault"] {
             if table.get(name).is_some_and(|value| !value.is_array()) {
@@ -186,6 +203,9 @@ impl Config {
                 let backend = backend_in(one)?;
                 let keys = [&EXPORT_KEYS[..], backend.options()].concat();
                 check_keys(text, head, &place, one, &keys)?;
+                if let Some(audit) = one.get("audit").and_then(toml::Value::as_table) {
+                    check_keys(text, head, "`audit` of [[export]]", audit, &AUDIT_KEYS)?;
+                }
                 own.push(own_options(backend, one)?);
             }
         }
@@ -212,6 +232,14 @@ impl Config {
             true => self.fault.iter().filter(ours).map(FaultTable::plan).collect(),
             false => Ok(Vec::new()),
         }
+    }
+
+    /// What audits are passed on to.
+    pub fn sinks(&self) -> Result<Vec<SinkPlan>, String> {
+        let plan = |(name, sink): (&String, &SinkTable)| {
+            sink.plan(name).map_err(|what| format!("[audit.sink.{name}]: {what}"))
+        };
+        self.audit.sink.iter().map(plan).collect()
     }
 
     /// How long clients may be away.
@@ -272,6 +300,7 @@ fn in_plain_words(error: toml::de::Error) -> String {
         ("path string", "a path in quotes"),
         ("struct ExportTable", "a table [[export]]"),
         ("struct FaultTable", "a table [[fault]]"),
+        ("struct AuditTable", "a table such as { kinds = [\"all\"] }"),
         ("u32", "a whole number from 0 to 4294967295"),
     ];
     let numbers = ["u64", "usize"].map(|kind| (kind, "a whole number from 0 on"));
@@ -300,6 +329,19 @@ fn check_keys(
     };
     let line = line_of(text, head, key).map_or(String::new(), |line| format!("line {line}: "));
     Err(format!("{line}unknown key `{key}` in {place}{hint}"))
+}
+
+/// The same for the sinks of audits.
+fn check_sinks(text: &str, table: &toml::Table) -> Result<(), String> {
+    let Some(audit) = table.get("audit").and_then(toml::Value::as_table) else { return Ok(()) };
+    check_keys(text, 0, "[audit]", audit, &["sink"])?;
+    let sinks = audit.get("sink").and_then(toml::Value::as_table).into_iter().flatten();
+    for (name, sink) in sinks {
+        let place = format!("[audit.sink.{name}]");
+        let head = head_of(text, &place, 0);
+        sink.as_table().map_or(Ok(()), |sink| check_keys(text, head, &place, sink, &SINK_KEYS))?;
+    }
+    Ok(())
 }
 
 /// Where a key is known that stands where it is not. In TOML what follows a table's head is the
@@ -362,6 +404,9 @@ impl ExportTable {
         {
             let value = value.as_deref().unwrap_or("no");
             plan.aggregation.set(key, value).map_err(of)?;
+        }
+        if let Some(audit) = &self.audit {
+            plan.audit = audit.plan().map_err(of)?;
         }
         plan.with_own(&self.own).map_err(of)
     }
@@ -461,6 +506,8 @@ mod tests {
             ("[[export]]\nro = true\n", "did you mean `read_only`?"),
             ("Listen = []\n", "did you mean `listen`?"),
             ("buffers = 1\n", "did you mean `buffers_mib`?"),
+            ("[audit.sink.a]\ntyp = 1\n", "line 2: unknown key `typ` in [audit.sink.a]"),
+            ("[audit]\nsinks = 1\n", "did you mean `sink`?"),
             ("[export]\nname = \"a\"\n", "line 1: each export is a table [[export]]"),
         ] {
             let error = Config::parse(text).unwrap_err();
@@ -495,6 +542,8 @@ mod tests {
             ("[[export]]\nbackend = 'zfs'\n", "no backend is called `zfs`; there are: posix"),
             ("[[export]]\nbackend = 7\n", "line 2"),
             ("[[export]]\nsize_mib = 7\n", "line 2: unknown key `size_mib` in [[export]]"),
+            ("[[export]]\naudit = {kind = []}\n", "did you mean `kinds`?"),
+            ("[[export]]\naudit = 1\n", "a table such as"),
             ("[[export]]\nanonuid = 5000000000\n", "from 0 to 4294967295"),
             ("[[export]]\nanonuid = 99999999999999999999\n", "`, a number that is too large"),
         ] {
@@ -520,6 +569,8 @@ mod tests {
             ("[[export]]\nname='a'\ndir='/x'\nsquash='rot'\n", "did you mean `root`?"),
             ("[[export]]\nname='a'\ndir='/x'\nmountpoint='ye'\n", "did you mean `yes`?"),
             ("[[export]]\nname='a'\nbackend='memory'\n", "export `a`: the backend memory replaces"),
+            ("[[export]]\nname='a'\ndir='/x'\naudit={kinds=['x']}\n", "there are: all"),
+            ("[audit.sink.a]\ntype='file'\n", "[audit.sink.a]: a sink into a file needs"),
             ("[[fault]]\none_in=0\n", "from 1 on"),
             ("[[fault]]\nerror='ENOSPACE'\n", "did you mean `ENOSPC`?"),
         ] {

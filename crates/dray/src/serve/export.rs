@@ -12,6 +12,7 @@ use dray_rpc::server::Allow;
 
 use crate::mount::foreign_options;
 use crate::serve::aggregation::{AGGREGATION_OPTIONS, AggregationPlan};
+use crate::serve::audit::{AUDIT_OPTIONS, AuditPlan};
 use crate::serve::backend_options::{BackendOptions, backend_at};
 use crate::serve::forward;
 use crate::serve::projections::ServedProjection;
@@ -38,6 +39,8 @@ pub struct ExportPlan {
     pub source: Arc<dyn BackendSource>,
     /// Read-ahead and merged writes.
     pub aggregation: AggregationPlan,
+    /// Its audit.
+    pub audit: AuditPlan,
     /// The projection that it is this server's part of.
     pub projection: Option<Arc<ServedProjection>>,
 }
@@ -79,6 +82,7 @@ impl ExportPlan {
             allow: Vec::new(),
             insecure: false,
             aggregation: AggregationPlan::default(),
+            audit: AuditPlan::default(),
         })
     }
 
@@ -118,6 +122,7 @@ pub struct UnconfiguredExport {
     pub allow: Vec<Allow>,
     pub insecure: bool,
     pub aggregation: AggregationPlan,
+    pub audit: AuditPlan,
 }
 
 impl UnconfiguredExport {
@@ -132,6 +137,7 @@ impl UnconfiguredExport {
             allow,
             insecure,
             aggregation,
+            audit,
         } = self;
         let source = backend
             .configure(&ExportSettings { name: &name, dir: &dir, read_only, squash, own })
@@ -150,6 +156,7 @@ impl UnconfiguredExport {
             backend,
             source,
             aggregation,
+            audit,
             projection,
         })
     }
@@ -192,6 +199,9 @@ impl UnconfiguredExport {
                 _ if AGGREGATION_OPTIONS.contains(&key) => {
                     self.aggregation.set(key, value).map_err(|what| wrong(&what))?;
                 }
+                _ if AUDIT_OPTIONS.contains(&key) => {
+                    self.audit.set(key, value).map_err(|what| wrong(&what))?;
+                }
                 _ if self.backend.options().contains(&key) => {
                     let value = if part.contains('=') { value } else { "yes" };
                     own.insert(key.to_owned(), value.to_owned());
@@ -200,6 +210,7 @@ impl UnconfiguredExport {
             }
         }
         self.squash = squash_of(&squash, uid, gid).map_err(|what| wrong(&what))?;
+        self.audit.check().map_err(|what| wrong(&what))?;
         self.with_own(&own).map_err(|what| wrong(&what))
     }
 
@@ -207,8 +218,12 @@ impl UnconfiguredExport {
         if let Some(instead) = foreign_options::of_an_export(key) {
             return format!("unknown option `{key}`: {instead}");
         }
-        let known =
-            OPTIONS.iter().chain(&AGGREGATION_OPTIONS).chain(self.backend.options()).copied();
+        let known = OPTIONS
+            .iter()
+            .chain(&AGGREGATION_OPTIONS)
+            .chain(&AUDIT_OPTIONS)
+            .chain(self.backend.options())
+            .copied();
         wrong(&format!("unknown option `{key}`{}", hint(key, known)))
     }
 }
@@ -331,6 +346,8 @@ mod tests {
             ("home=/srv,anonuid=x", "number"),
             ("home=/srv,merge_writes=1K", "at least 4M"),
             ("home=/srv,readahead=8M", "did you mean `read_ahead`?"),
+            ("home=/srv,audit=opne", "there are: all, change, denied, create"),
+            ("home=/srv,audit,audit_full=spill", "needs a directory"),
             ("home=/srv,mountpoint=srv", "absolute path of a mount point, not `srv`"),
             ("home=/srv,mountpoint=ye", "did you mean `yes`?"),
             ("home=/srv,direct=1", "direct is yes or no, not `1`"),

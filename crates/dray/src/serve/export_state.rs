@@ -9,6 +9,7 @@ use std::time::Duration;
 use dray_backends::backend::{Backend, FsIdentity, Hang, OnDeath};
 use dray_core::FsUuid;
 use dray_layers::aggregate::{Aggregate, AggregateCounts};
+use dray_layers::audit::{Audit, AuditStatus};
 use dray_layers::metrics::Metrics;
 use dray_rt::Instant;
 
@@ -44,6 +45,8 @@ struct State {
     former: Option<Weak<dyn Backend>>,
     /// Read-ahead and merged writes, if they are on.
     aggregate: Option<Weak<Aggregate>>,
+    /// Its audit, if it has one.
+    audit: Option<Weak<Audit>>,
     /// What it is to clients.
     uuid: Option<FsUuid>,
     /// Since when it has been starting, or open.
@@ -107,6 +110,7 @@ impl ExportState {
                 fs: None,
                 former: None,
                 aggregate: None,
+                audit: None,
                 uuid: None,
                 begun: dray_rt::now(),
                 open: false,
@@ -258,6 +262,21 @@ impl ExportState {
     /// What these have done.
     pub fn aggregate_counts(&self) -> Option<AggregateCounts> {
         Some(self.aggregate()?.figures().counts())
+    }
+
+    /// It is served with this audit, or without one.
+    pub fn is_audited(&self, audit: Option<&Arc<Audit>>) {
+        self.state().audit = audit.map(Arc::downgrade);
+    }
+
+    /// Its audit; none: it is off, or the export is not open.
+    pub fn audit(&self) -> Option<Arc<Audit>> {
+        self.state().audit.as_ref().and_then(Weak::upgrade)
+    }
+
+    /// Figures of the audit.
+    pub fn audit_status(&self) -> Option<AuditStatus> {
+        Some(self.audit()?.status())
     }
 
     /// What has become of the directory itself, as is looked for now and then. False if that was known.

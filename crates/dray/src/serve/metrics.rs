@@ -23,6 +23,7 @@ pub fn text(report: &ServerReport) -> String {
     mapped_twice(&status.mapped_twice, &mut text);
     aggregates(report, &mut text);
     slices(report, &mut text);
+    audits(report, &mut text);
     recovery(&status.recovery, &mut text);
     refused(&status.refused, &mut text);
     let operations = status.operations.len() + status.operations_left_out;
@@ -105,6 +106,39 @@ fn aggregates(report: &ServerReport, text: &mut String) {
         for (export, counts) in &all {
             let value = counts.named().nth(index).map_or(0, |(_, value)| value);
             sample(text, &name, &format!("export=\"{export}\""), value);
+        }
+    }
+}
+
+/// The audits of the exports that have one.
+fn audits(report: &ServerReport, text: &mut String) {
+    let all: Vec<_> = report
+        .exports
+        .iter()
+        .filter_map(|export| Some((&export.name, export.audit_status()?)))
+        .collect();
+    if all.is_empty() {
+        return;
+    }
+    type Value = fn(&dray_layers::audit::AuditStatus) -> u64;
+    let values: [(&str, &str, _, Value); 7] = [
+        ("records_total", "Records written into the log.", Counter, |one| one.records),
+        ("bytes_total", "Bytes written into the log.", Counter, |one| one.bytes),
+        ("dropped_total", "Records that were dropped for want of room.", Counter, |one| {
+            one.dropped
+        }),
+        ("held_total", "Calls that waited for room in the log.", Counter, |one| one.held),
+        ("log_bytes", "Size of the log.", Gauge, |one| one.log_bytes),
+        ("lag_records", "Records that the slowest consumer has not seen.", Gauge, |one| one.lag),
+        ("blocked", "1 while new changes wait for room in the log.", Gauge, |one| {
+            one.blocked.into()
+        }),
+    ];
+    for (name, help, kind, value) in values {
+        let name = format!("dray_audit_{name}");
+        head(text, &name, kind, help);
+        for (export, status) in &all {
+            sample(text, &name, &format!("export=\"{export}\""), value(status));
         }
     }
 }

@@ -1,6 +1,8 @@
 //! `dray serve`.
 
 mod aggregation;
+pub(crate) mod audit;
+mod audit_sinks;
 mod backend_options;
 pub(crate) mod config;
 pub(crate) mod descriptor_store;
@@ -70,6 +72,9 @@ const END_MAX: Duration = Duration::from_secs(5);
 /// has no grace period for them.
 const PARTED_MAX: Duration = Duration::from_secs(5);
 
+/// How long a server that ends waits for each log of an audit to be written.
+const AUDIT_END_MAX: Duration = Duration::from_secs(2);
+
 /// A server and what serves with it.
 struct Serving {
     plan: ServePlan,
@@ -116,6 +121,12 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         (loss, plan.boot),
     )?;
     opening::open_all(&openings)?;
+    let sinks = plan.config.sinks().map_err(Failure::usage)?;
+    let audited = |name: &str| {
+        let export = plan.exports.iter().find(|export| export.name == name);
+        export.is_some_and(|export| export.audit.kinds.is_some())
+    };
+    audit_sinks::start(&sinks, &exports, audited, &state_dir)?;
     plan::warn_of_sharing(&exports); // whose directories are known without links now
     let workers = Arc::new(Workers::new(&names, plan.threads).with_slices(slices.clone()));
     let serving =
@@ -344,6 +355,9 @@ async fn serve(
         );
     }
     settle_pending(&report.exports).await;
+    for audit in report.exports.iter().filter_map(|export| export.audit()) {
+        audit.finish(AUDIT_END_MAX); // what is left then is for the next server
+    }
     drop(control);
     Ok(())
 }

@@ -18,6 +18,7 @@ use dray_rt::{DriverKind, Executor};
 
 use crate::error::{ErrorContext, Failure};
 use crate::serve::aggregation::{PendingFile, aggregate};
+use crate::serve::audit;
 use crate::serve::descriptor_store::DescriptorStoreClient;
 use crate::serve::descriptors::Descriptors;
 use crate::serve::export::ExportPlan;
@@ -318,7 +319,8 @@ impl ExportOpener {
     fn stack(&self, below: Below, executor: &mut Executor) -> Result<ExportStack, Failure> {
         let Below { backend, era, lost } = below;
         let fs = self.aggregated(backend, era, &lost, executor)?;
-        let ObservedExport { fs, admission } = observe_export(fs, self.observers());
+        let observers = self.observers(&fs)?;
+        let ObservedExport { fs, admission } = observe_export(fs, observers);
         Ok(ExportStack { fs, admission, lost })
     }
 
@@ -358,14 +360,21 @@ impl ExportOpener {
     }
 
     /// The observers of calls to the export: a line for each.
-    fn observers(&self) -> Vec<Arc<dyn Observer>> {
+    fn observers(&self, fs: &Arc<dyn FileSystem>) -> Result<Vec<Arc<dyn Observer>>, Failure> {
         if !self.faults.is_empty() {
             log::warn!("export `{}` fails on purpose: `faults` is on", self.plan.name);
         }
-        vec![
+        let mut observers: Vec<Arc<dyn Observer>> = vec![
             Arc::new(Faults::new(self.faults.clone())), // the first is asked first
             self.exported.metrics.clone(),
-        ]
+        ];
+        let state = self.with_state(|state| state.dir().to_owned())?;
+        let audit = audit::open(&self.plan.audit, &self.plan.name, &state, fs.clone())?;
+        self.exported.is_audited(audit.as_ref());
+        if let Some(audit) = audit {
+            observers.push(audit);
+        }
+        Ok(observers)
     }
 
     pub(super) fn cannot(&self) -> String {

@@ -123,6 +123,19 @@ impl ServerReport {
                 let named = counts.named().map(|(name, count)| (name.to_owned(), json!(count)));
                 Value::Object(named.collect())
             }),
+            "audit": export.audit_status().map(|audit| json!({
+                "records": audit.records,
+                "bytes": audit.bytes,
+                "next_index": audit.next_index,
+                "segments": audit.segments,
+                "log_bytes": audit.log_bytes,
+                "dropped": audit.dropped,
+                "held": audit.held,
+                "blocked": audit.blocked,
+                "consumers": audit.consumers,
+                "lag": audit.lag,
+                "trouble": audit.trouble,
+            })),
             "gone": export.directory_state() != DirectoryState::There,
             "moved": export.directory_state() == DirectoryState::Elsewhere,
             "starting": export.starting().map(|starting| json!({

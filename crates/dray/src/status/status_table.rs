@@ -53,6 +53,24 @@ pub(super) fn list(value: &Value) -> &[Value] {
     value.as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
+/// An audit, in words.
+fn audit_text(audit: &Value) -> String {
+    let (records, log) = (&audit["records"], size(&audit["log_bytes"]));
+    let mut said = format!("audit: {records} records, log {log}");
+    if audit["consumers"] != 0 {
+        said += &format!(", slowest of {} consumers {} behind", audit["consumers"], audit["lag"]);
+    }
+    if audit["dropped"] != 0 {
+        said += &format!(", {} DROPPED", audit["dropped"]);
+    }
+    match audit["trouble"].as_str() {
+        Some("") | None if audit["blocked"] == true => said += ", FULL: new changes wait",
+        Some("") | None => {}
+        Some(why) => said += &format!(", CANNOT BE WRITTEN: {why}"),
+    }
+    said
+}
+
 fn server(report: &Value, room: Option<usize>, out: &mut String) {
     let listen: Vec<String> = list(&report["listen"]).iter().map(text).collect();
     let (pid, up) = (&report["pid"], age(&report["uptime_s"]));
@@ -105,6 +123,9 @@ fn server(report: &Value, room: Option<usize>, out: &mut String) {
                     size(&counts["pending_bytes"]),
                 ),
             );
+        }
+        if let audit @ Value::Object(_) = &export["audit"] {
+            line(out, &format!("  {}: {}", text(&export["name"]), audit_text(audit)));
         }
         let starting = &export["starting"];
         if let (false, Some(why)) = (starting["held_back"].is_null(), starting["error"].as_str()) {

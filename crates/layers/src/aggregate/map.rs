@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use super::extents::Extent;
 
 /// A mapped file. A process that is killed leaves in it all that it has stored.
-pub(super) struct Map {
+pub(crate) struct Map {
     start: NonNull<u8>,
     len_bytes: usize,
 }
@@ -21,7 +21,7 @@ unsafe impl Sync for Map {}
 
 impl Map {
     /// Maps all of `file`, which has no holes and is locked by this process.
-    pub(super) fn new(file: &File) -> io::Result<Map> {
+    pub(crate) fn new(file: &File) -> io::Result<Map> {
         let len_bytes = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
         // SAFETY: a fresh mapping of a file that only this process uses. Nobody cuts it.
         let start = unsafe {
@@ -41,12 +41,12 @@ impl Map {
         Ok(Map { start, len_bytes })
     }
 
-    pub(super) fn len_bytes(&self) -> usize {
+    pub(crate) fn len_bytes(&self) -> usize {
         self.len_bytes
     }
 
     /// Where byte `at` is, with `len_bytes` behind it.
-    pub(super) fn place(&self, at: usize, len_bytes: usize) -> NonNull<u8> {
+    pub(crate) fn place(&self, at: usize, len_bytes: usize) -> NonNull<u8> {
         assert!(at.checked_add(len_bytes).is_some_and(|end| end <= self.len_bytes));
         // SAFETY: within the mapping.
         unsafe { self.start.add(at) }
@@ -54,22 +54,29 @@ impl Map {
 
     /// Copies bytes in. The holder of a slot writes to it, one call at a time, and only to bytes
     /// that no buffer is made of.
-    pub(super) fn write(&self, at: usize, bytes: &[u8]) {
+    pub(crate) fn write(&self, at: usize, bytes: &[u8]) {
         let target = self.place(at, bytes.len());
         // SAFETY: within the mapping; see above for who else uses the bytes.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target.as_ptr(), bytes.len()) };
     }
 
-    pub(super) fn word(&self, at: usize) -> &AtomicU64 {
+    pub(crate) fn word(&self, at: usize) -> &AtomicU64 {
         assert!(at.is_multiple_of(8));
         // SAFETY: within the mapping, aligned (mappings begin at a page), and used as an atomic only.
         unsafe { AtomicU64::from_ptr(self.place(at, 8).as_ptr().cast()) }
     }
 
-    pub(super) fn half_word(&self, at: usize) -> &AtomicU32 {
+    pub(crate) fn half_word(&self, at: usize) -> &AtomicU32 {
         assert!(at.is_multiple_of(4));
         // SAFETY: as for `word`.
         unsafe { AtomicU32::from_ptr(self.place(at, 4).as_ptr().cast()) }
+    }
+
+    /// A copy of `len_bytes` at `at`, which nobody writes to meanwhile.
+    pub(crate) fn copied(&self, at: usize, len_bytes: usize) -> Vec<u8> {
+        let start = self.place(at, len_bytes);
+        // SAFETY: within the mapping; see above for who else uses the bytes.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), len_bytes) }.to_vec()
     }
 
     /// The bytes of `extent` of what begins at `at`.

@@ -31,6 +31,8 @@ mod streams;
 mod tests;
 
 pub use core::{AggregateOptions, PendingOptions};
+pub(crate) use map::Map;
+
 pub use figures::{AggregateCounts, AggregateFigures};
 pub use fs::Aggregate;
 pub use recover::{Recovered, recover};

@@ -2,8 +2,12 @@
 //! replay slot knows it, so that a repeated call is not asked for twice. It is asked for before it
 //! waits for a range of a file, a directory or a stamp. So nobody waits for it meanwhile.
 
-use dray_core::{Admit, CallAdmission, Context, FileId, Name, ObservedCall, Op, OpenHow, Result};
+use dray_core::{
+    Admit, CallAdmission, CallDetail, Context, FileId, MakeKind, Name, ObservedCall, Op, OpenHow,
+    Result,
+};
 
+use crate::server::reply::Reply;
 use crate::server::session::ServerSession;
 use crate::wire::Call;
 
@@ -36,6 +40,15 @@ pub(super) async fn ask_for_open(
     admit(&**admission, cx, &opening(Op::Open, id, None, how)).await
 }
 
+/// Tells the observers of a change that a server before this one has made, and of its answer.
+pub(super) fn settled(session: &ServerSession, cx: &Context, call: &Call<'_>, answer: &Reply) {
+    let Some(admission) = &session.export.admission else { return };
+    let error = answer.error();
+    for part in parts(session, call, 0).into_iter().flatten() {
+        admission.settled(cx, &part, answer.file(), error.as_ref());
+    }
+}
+
 async fn admit(admission: &dyn CallAdmission, cx: &Context, call: &ObservedCall<'_>) -> Result<()> {
     let begun = dray_rt::now();
     let admitted = match admission.admit(cx, call) {
@@ -54,7 +67,7 @@ async fn admit(admission: &dyn CallAdmission, cx: &Context, call: &ObservedCall<
 /// not asked for: it fails by itself.
 fn parts<'a>(
     session: &ServerSession,
-    call: &Call<'a>,
+    call: &'a Call<'a>,
     data_bytes: u64,
 ) -> [Option<ObservedCall<'a>>; 2] {
     let (op, root) = (call.op(), session.export.fs.info().root);
@@ -64,9 +77,18 @@ fn parts<'a>(
     };
     let sized = |handle, bytes| Some(ObservedCall { bytes, ..of(handle)? });
     let one = match *call {
-        Call::Lookup { dir, name }
-        | Call::Make { dir, name, .. }
-        | Call::Remove { dir, name, .. } => Some(named(op, dir, name)),
+        Call::Lookup { dir, name } => Some(named(op, dir, name)),
+        Call::Make { dir, name, kind, .. } => {
+            let detail = CallDetail::Make(match kind {
+                0 => MakeKind::Directory,
+                1 => MakeKind::Node,
+                _ => MakeKind::Symlink,
+            });
+            Some(named(op, dir, name).with(detail))
+        }
+        Call::Remove { dir, name, kind } => {
+            Some(named(op, dir, name).with(CallDetail::Remove(kind)))
+        }
         // The opening is asked for once the file is known.
         Call::LookupOpen { dir, name, .. } => Some(named(Op::Lookup, dir, name)),
         Call::Rename { from, from_name, to, to_name, .. } => {
@@ -80,14 +102,18 @@ fn parts<'a>(
         Call::Parent { dir: id }
         | Call::Learn { id, .. }
         | Call::Getattr { id, .. }
-        | Call::Setattr { id, .. }
         | Call::Readlink { id }
         | Call::Access { id, .. }
-        | Call::Getxattr { id, .. }
-        | Call::Listxattr { id }
-        | Call::Removexattr { id, .. } => Some(ObservedCall::new(op, id)),
-        Call::Setxattr { id, value, .. } => {
-            Some(ObservedCall { bytes: value.len() as u64, ..ObservedCall::new(op, id) })
+        | Call::Listxattr { id } => Some(ObservedCall::new(op, id)),
+        Call::Setattr { id, ref set, .. } => {
+            Some(ObservedCall::new(op, id).with(CallDetail::Set(set)))
+        }
+        Call::Getxattr { id, name, .. } | Call::Removexattr { id, name } => {
+            Some(ObservedCall::new(op, id).with(CallDetail::Xattr(name)))
+        }
+        Call::Setxattr { id, name, value, .. } => {
+            let call = ObservedCall { bytes: value.len() as u64, ..ObservedCall::new(op, id) };
+            Some(call.with(CallDetail::Xattr(name)))
         }
         Call::Open { again: true, .. } => None, // a recovery
         Call::Open { id, how, .. } => Some(opening(op, id, None, how)),

@@ -362,7 +362,7 @@ mod tests {
             // A client that repeats its call gets the unknown outcome from this server and the
             // next.
             let route = Route { connection: Arc::downgrade(&connection), tag: 0 };
-            let Verdict::Replay(answer) = session.slots.begin(0, 7, &route) else {
+            let Verdict::Restored(answer) = session.slots.begin(0, 7, &route) else {
                 panic!("it is made after others have changed the same");
             };
             let error = answer.error().expect("an unknown outcome");

@@ -151,12 +151,13 @@ impl CallInHand {
         }
         let slotted = self.session.slotted(self.connection, opens(row.session));
         let slotted = slotted.ok_or(Refused::Unheard)?;
-        let again = self.enter_slot(row).await?;
+        let again = self.enter_slot(call).await?;
         Ok(Entered { again, _slotted: Some(slotted) })
     }
 
     /// The state in which the server before us left the change, if it was begun there.
-    async fn enter_slot(&self, row: &CallRow<'_>) -> Result<Option<Reexecution>, Refused> {
+    async fn enter_slot(&self, call: &TypedCall<'_>) -> Result<Option<Reexecution>, Refused> {
+        let TypedCall { call, row } = call;
         let verdict = self.session.slots.begin(self.head.slot, self.head.sequence, &self.route);
         if verdict.is_repeated() {
             self.server.repeated.fetch_add(1, Ordering::Relaxed);
@@ -165,7 +166,14 @@ impl CallInHand {
         match verdict {
             Verdict::Fresh => Ok(None),
             Verdict::Reexecute(cut) => Ok(Some(cut)),
-            Verdict::Replay(_) if broken.forgets_answers(self.head.op) => Ok(None),
+            Verdict::Replay(_) | Verdict::Restored(_) if broken.forgets_answers(self.head.op) => {
+                Ok(None)
+            }
+            Verdict::Restored(reply) => {
+                call_admission::settled(&self.session, &self.cx, call, &reply);
+                self.open_replayed(row.session, &reply).await;
+                Err(Refused::with(reply))
+            }
             Verdict::Replay(reply) => {
                 self.open_replayed(row.session, &reply).await;
                 Err(Refused::with(reply))
@@ -288,6 +296,9 @@ impl CallInHand {
         }
         let mut reply = execute::execute(server, session, &self.cx, call, data, state).await;
         drop(carried);
+        if amend.is_some_and(|amend| amend.made().is_some() || amend.put().is_some()) {
+            call_admission::settled(&self.session, &self.cx, call, &reply);
+        }
         let appended_at = plan.as_ref().and_then(|plan| plan.append_at);
         let at = amend.and_then(Amend::append_at).or(appended_at);
         if row.changes.is_stamped() {

@@ -44,6 +44,8 @@ enum State {
     /// Being applied; the answer goes where the client asked last.
     Running(Route),
     Done,
+    /// Answered, or settled, by the answer of a server before us.
+    Restored,
     /// The server's death cut it short: its grants are kept until it comes again.
     Cut(Reexecution),
 }
@@ -109,6 +111,8 @@ pub(crate) enum Verdict {
     Reexecute(Reexecution),
     /// The change was applied: this was the answer.
     Replay(Reply),
+    /// The same, by a server before us, which need not have told its observers.
+    Restored(Reply),
     /// The change is being applied; the answer will go to the connection that asked last.
     Running,
     /// Older than what the slot has seen: a leftover of a connection long gone.
@@ -210,6 +214,10 @@ impl ReplaySlots {
                     Verdict::Running
                 }
                 State::Done => Verdict::Replay(Reply::remembered(&slot.answer)),
+                State::Restored => {
+                    slot.state = State::Done; // its observers hear of it once
+                    Verdict::Restored(Reply::remembered(&slot.answer))
+                }
             };
         }
         // Numbers wrap: half of them lie ahead.
@@ -416,8 +424,11 @@ mod tests {
                     slots.done(0, 1, &Reply::success(10u32));
                 }
             }
-            let (_, verdict) = answered.next_epoch(false).await;
-            assert!(matches!(verdict, Verdict::Replay(_)));
+            let (slots, verdict) = answered.next_epoch(false).await;
+            assert!(matches!(verdict, Verdict::Restored(_)));
+            // Observers hear of it once.
+            let again = slots.begin(0, 1, &answered.route);
+            assert!(matches!(again, Verdict::Replay(_)));
         });
     }
 
@@ -500,7 +511,7 @@ mod tests {
             ] {
                 let begun = Answered { fs: fs.clone(), ..Answered::begun(op, &intent).await };
                 let (_, verdict) = begun.next_epoch(false).await;
-                assert_eq!(matches!(verdict, Verdict::Replay(_)), made, "{op:?}");
+                assert_eq!(matches!(verdict, Verdict::Restored(_)), made, "{op:?}");
                 assert_eq!(matches!(verdict, Verdict::Fresh), !made, "{op:?}");
             }
         });
@@ -550,7 +561,7 @@ mod tests {
                 let begun = Answered::begun(op, &intent).await;
                 let slots = ReplaySlots::new(begun.log.clone(), Broken::default());
                 slots.restore(&export, StateLoss::Nothing).await;
-                let Verdict::Replay(answer) = slots.begin(0, 1, &begun.route) else {
+                let Verdict::Restored(answer) = slots.begin(0, 1, &begun.route) else {
                     panic!("{op:?} is made once more, or is said to have been");
                 };
                 let error = answer.error().expect("it is not known");
@@ -558,7 +569,7 @@ mod tests {
                 // A later epoch, in which the file system answers, gives the same verdict.
                 let (_, verdict) = begun.next_epoch(false).await;
                 assert!(
-                    matches!(verdict, Verdict::Replay(again) if encoded(&again) == encoded(&answer)),
+                    matches!(verdict, Verdict::Restored(again) if encoded(&again) == encoded(&answer)),
                     "{op:?}"
                 );
             }

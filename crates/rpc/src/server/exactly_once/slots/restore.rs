@@ -203,6 +203,6 @@ impl ReplaySlots {
 
 impl Slot {
     fn done(sequence: u32, answer: Vec<u8>) -> Slot {
-        Slot { sequence, state: State::Done, answer }
+        Slot { sequence, state: State::Restored, answer }
     }
 }

@@ -1,0 +1,87 @@
+//! Checks a log, and shows what there is of it.
+
+use dray_layers::audit::{HASH_BYTES, Hash, verify};
+use serde_json::json;
+
+use crate::args::{LogArgs, VerifyArgs};
+use crate::audit::consumers::{end_of, log_text};
+use crate::audit::place::LogPlace;
+use crate::audit::search::Progress;
+use crate::error::{ErrorContext, Failure};
+use crate::output;
+
+pub fn run(args: &VerifyArgs) -> Result<(), Failure> {
+    let anchor = args.anchor.as_deref().map(parse_anchor).transpose()?;
+    let place = LogPlace::find(&args.log)?;
+    let mut progress = Progress::new(place.segments()?.iter().map(|one| one.bytes).sum());
+    let begun = dray_rt::now();
+    let found = verify(&place.dirs, anchor, |bytes| progress.show(bytes));
+    progress.clear();
+    let found = found.doing(|| place.cannot_read())?;
+    let seconds = begun.elapsed().as_secs_f64();
+    let hash: String = found.hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    let anchor = format!("{}:{hash}", found.next_index);
+    if args.log.json {
+        output::print_json(&json!({
+            "segments": found.segments, "records": found.records, "bytes": found.bytes,
+            "first_index": found.first_index, "next_index": found.next_index, "anchor": anchor,
+            "ends_torn": found.ends_torn, "problems": found.problems, "seconds": seconds,
+        }))?;
+    } else {
+        output::print_line(format_args!(
+            "{} records from {} on in {} segments, {} bytes; anchor {anchor}",
+            found.records, found.first_index, found.segments, found.bytes
+        ))?;
+        if found.first_index > 1 {
+            output::print_line("older records have been removed")?;
+        }
+        for problem in &found.problems {
+            output::print_line(format_args!("wrong: {problem}"))?;
+        }
+    }
+    match found.problems.len() {
+        0 => Ok(()),
+        count => {
+            Err(Failure::new(format!("{count} problem(s): the audit has been damaged or changed")))
+        }
+    }
+}
+
+fn parse_anchor(text: &str) -> Result<(u64, Hash), Failure> {
+    let wrong = || Failure::usage("an anchor is INDEX:HASH, as `dray audit verify` shows it");
+    let (index, hex) = text.split_once(':').ok_or_else(wrong)?;
+    let mut hash = [0; HASH_BYTES];
+    if hex.len() != 2 * HASH_BYTES || !hex.is_ascii() {
+        return Err(wrong());
+    }
+    for (byte, digits) in hash.iter_mut().zip(hex.as_bytes().chunks(2)) {
+        let digits = std::str::from_utf8(digits).map_err(|_| wrong())?;
+        *byte = u8::from_str_radix(digits, 16).map_err(|_| wrong())?;
+    }
+    Ok((index.parse().map_err(|_| wrong())?, hash))
+}
+
+pub fn stat(args: &LogArgs) -> Result<(), Failure> {
+    let place = LogPlace::find(args)?;
+    let (all, end) = (place.segments()?, end_of(&place)?);
+    let bytes: u64 = all.iter().map(|segment| segment.bytes).sum();
+    let consumers = place.consumers().all().doing(|| place.cannot_read())?;
+    let lag = consumers.iter().map(|one| end.next_index.saturating_sub(one.bookmark)).max();
+    let lag = lag.unwrap_or(0);
+    if args.json {
+        return output::print_json(&json!({
+            "export": place.export, "dir": place.dir.display().to_string(),
+            "log": end.log.map(log_text), "segments": all.len(), "bytes": bytes,
+            "first_index": end.first_index, "next_index": end.next_index,
+            "consumers": consumers.len(), "lag": lag,
+        }));
+    }
+    output::print_line(format_args!(
+        "{}: records {} to {} in {} segments, {bytes} bytes; {} consumers, the slowest {lag} behind",
+        place.dir.display(),
+        end.first_index,
+        end.next_index.saturating_sub(1),
+        all.len(),
+        consumers.len()
+    ))
+}

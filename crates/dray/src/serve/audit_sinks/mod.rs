@@ -1,0 +1,142 @@
+//! Sinks of audits: each is a consumer of the logs of its exports, which passes the records on.
+//!
+//! A sink has a thread for each log. Its bookmark moves when the other end has taken the records, so each
+//! record is passed on at least once. A sink that is away holds no application up: its records stay in the
+//! log. What happens when that has no room is the policy of the log.
+
+mod config;
+mod file;
+mod http;
+mod otlp;
+mod syslog;
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dray_layers::audit::{AuditRecord, Consumer, Consumers, LogReader};
+use dray_rt::Instant;
+
+pub use config::{SINK_KEYS, SinkPlan, SinkTable};
+
+use crate::audit::place::LogPlace;
+use crate::error::{ErrorContext, Failure};
+use crate::serve::export_state::ExportState;
+
+/// How often a sink looks for more records.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// How often a bookmark is kept.
+const KEEP_EVERY: Duration = Duration::from_millis(500);
+/// How long the other end is left alone after it has failed, at first and at most.
+const PAUSE_MIN: Duration = Duration::from_millis(500);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Records that are passed on at once, about.
+const BATCH_RECORDS: usize = 512;
+/// How long the other end may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The other end.
+trait Sink: Send {
+    /// Passes records on. What has been taken when it answers is not asked for again. Errors: the
+    /// other end is away or refuses; all of them are passed on again.
+    fn send(&mut self, records: &[AuditRecord]) -> io::Result<()>;
+}
+
+/// Starts the sinks of the exports that have an audit. Errors: a thread cannot be started.
+pub fn start(
+    sinks: &[SinkPlan],
+    exports: &[Arc<ExportState>],
+    audited: impl Fn(&str) -> bool,
+    state: &Path,
+) -> Result<(), Failure> {
+    for plan in sinks {
+        let wanted = exports.iter().filter(|one| plan.wants(&one.name) && audited(&one.name));
+        for export in wanted {
+            let place = LogPlace::in_state(state, &export.name);
+            let task = SinkTask { plan: plan.clone(), place, said: false };
+            std::thread::Builder::new()
+                .name("dray-sink".into())
+                .spawn(move || task.run())
+                .doing(|| format!("cannot start a thread of the audit sink `{}`", plan.name))?;
+        }
+    }
+    Ok(())
+}
+
+/// One sink of one log.
+struct SinkTask {
+    plan: SinkPlan,
+    place: LogPlace,
+    /// That it does not get on has been logged.
+    said: bool,
+}
+
+impl SinkTask {
+    /// Until the process ends.
+    fn run(mut self) {
+        let mut pause = PAUSE_MIN;
+        loop {
+            let begun = dray_rt::now();
+            let Err(error) = self.pass_on();
+            if begun.elapsed() > PAUSE_MAX {
+                pause = PAUSE_MIN;
+            }
+            if !std::mem::replace(&mut self.said, true) {
+                log::error!(
+                    "audit sink `{}` of export `{}`: {error}; it is tried again, and the log keeps the records",
+                    self.plan.name,
+                    self.place.export
+                );
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    fn consumer(&self, consumers: &Consumers) -> io::Result<Consumer> {
+        let name = format!("sink-{}", self.plan.name);
+        let known =
+            consumers.find(&name)?.unwrap_or(Consumer { bookmark: 1, name, ..Consumer::default() });
+        let consumer = Consumer { kinds: self.plan.kinds.clone(), ..known };
+        consumers.save(&consumer)?;
+        Ok(consumer)
+    }
+
+    /// Passes records on until that fails.
+    fn pass_on(&mut self) -> io::Result<std::convert::Infallible> {
+        let consumers = self.place.consumers();
+        let mut consumer = self.consumer(&consumers)?;
+        let filter = consumer.filter().map_err(io::Error::other)?;
+        let mut sink = self.plan.connect(&self.place.export)?;
+        let mut reader = LogReader::new(self.place.dirs.clone(), consumer.bookmark);
+        let mut kept: Option<Instant> = None;
+        loop {
+            let (mut records, mut more) = (Vec::new(), true);
+            while more && records.len() < BATCH_RECORDS {
+                let found = reader.advance(&mut |record| {
+                    if filter.wants(&record) {
+                        records.push(record);
+                    }
+                });
+                more = found.map_err(|error| io::Error::other(error.to_string()))?;
+            }
+            if !records.is_empty() {
+                sink.send(&records)?;
+                if std::mem::take(&mut self.said) {
+                    log::warn!("audit sink `{}` gets records again", self.plan.name);
+                }
+            }
+            let is_due = kept.is_none_or(|last| last.elapsed() >= KEEP_EVERY);
+            if reader.next_index() > consumer.bookmark && (is_due || !more) {
+                consumer.bookmark = reader.next_index();
+                consumer.moved_us = dray_rt::wall_clock().as_micros() as u64;
+                consumers.save(&consumer)?;
+                kept = Some(dray_rt::now());
+            }
+            if !more {
+                std::thread::sleep(LOOK_AGAIN);
+            }
+        }
+    }
+}
