@@ -170,8 +170,8 @@ impl Slice {
         }
     }
 
-    /// Sees to it that a change whose outcome is unknown is not made from now on: it would be made if the
-    /// state still had the revision that it was asked for. So the state gets another revision.
+    /// Sees to it that a change whose outcome is unknown is not made from now on. It would be made if the
+    /// state still had the revision that the change was asked for. So the state gets another revision.
     async fn settle(&mut self) -> io::Result<()> {
         let Some(asked_for) = self.uncertain else { return Ok(()) };
         let mut found = self.get().await?;

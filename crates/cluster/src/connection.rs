@@ -127,7 +127,7 @@ async fn keeper_of(
     }
 }
 
-/// Says that this server is there, one keepalive at a time: so an answer is never taken for that of a
+/// Says that this server is there, one keepalive at a time. So an answer is never taken for that of a
 /// keepalive that was sent later.
 async fn keep_alive(
     shared: &Shared,

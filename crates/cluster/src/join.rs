@@ -32,11 +32,11 @@ impl std::error::Error for JoinRefusal {}
 
 /// What came of an attempt.
 pub(crate) enum Joined {
-    /// It is a member, by this lease.
+    /// The server is a member, by this lease.
     Member,
-    /// It can become one later; what it waits for.
+    /// The server can become one later; what it waits for.
     Later(String),
-    /// It cannot be one.
+    /// The server cannot be one.
     Never(JoinRefusal),
 }
 

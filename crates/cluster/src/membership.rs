@@ -33,7 +33,7 @@ pub struct EtcdOptions {
     pub me: ServerNumber,
     /// The address of this server in the definition.
     pub server: String,
-    /// Names the state directory that this process has locked, among all machines: a process that comes
+    /// Names the state directory that this process has locked, among all machines. A process that comes
     /// with the same one takes the place of the one before at once, since that is dead.
     pub holder: String,
 }

@@ -32,9 +32,9 @@ pub(crate) struct DefinitionRecord {
 /// A server that is there.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberRecord {
-    /// Its address in the definition.
+    /// The server's address in the definition.
     pub server: String,
-    /// Whose state directory it uses. Two processes of one holder cannot run at a time.
+    /// The holder of the state directory that the server uses. Two processes of one holder cannot run at a time.
     pub holder: String,
     /// When it joined, seconds since 1970.
     pub since: u64,

@@ -16,13 +16,13 @@ use crate::view::ClusterView;
 /// How far this server has come.
 #[derive(Clone, Debug)]
 pub(crate) enum Phase {
-    /// It has not been a member so far.
+    /// The server has not been a member so far.
     Joining,
-    /// It has been one. Whether it is one now says its lease.
+    /// The server has been one. Its lease says whether it is one now.
     Joined,
-    /// It cannot be one.
+    /// The server cannot be one.
     Refused(JoinRefusal),
-    /// It has left, or the control thread has ended.
+    /// The server has left, or the control thread has ended.
     Left,
 }
 

@@ -24,7 +24,7 @@ pub struct ClusterView {
     pub slices: BTreeMap<String, (SliceState, Revision)>,
     /// Everything of before this revision of etcd has been heard.
     pub(crate) heard: u64,
-    /// It has been heard as a whole at least once.
+    /// The state of the cluster has been heard as a whole at least once.
     pub(crate) is_whole: bool,
 }
 

@@ -163,7 +163,7 @@ fn check_spread(cluster: &Cluster, at: &Path) {
     assert_eq!(slices_of(1), 0, "{}", status["projection"]);
 }
 
-/// It was stopped, and others have its share: when it goes on it answers nobody.
+/// A server was stopped, and others have its share. When it goes on it answers nobody.
 // proves: P147
 #[test]
 fn a_server_that_was_stopped_does_not_answer_when_it_goes_on() {

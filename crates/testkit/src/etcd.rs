@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const PROGRAMS: [&str; 2] = ["etcd", "/usr/bin/etcd"];
 /// The first port. Those that the kernel gives to whoever asks for any begin at 32,768.
 const PORT: u32 = 12_379;
-/// It should answer within this time; for ever.
+/// etcd should answer within this time, or it counts as failed.
 const START_MAX: Duration = Duration::from_secs(60);
 
 /// A running etcd. It is killed when this is dropped.
@@ -76,7 +76,7 @@ impl Etcd {
         std::fs::read_to_string(self.dir.join("log")).unwrap_or_default()
     }
 
-    /// It answers nobody until it [goes on](Etcd::go_on).
+    /// Stops etcd, which answers nobody until it [goes on](Etcd::go_on).
     pub fn stop(&self) {
         self.signal(libc::SIGSTOP);
     }

@@ -48,7 +48,7 @@ pub(crate) struct OpenFileTable {
     /// Each descriptor of a file has the same pages. That does not hold on overlays, for example.
     has_pages: bool,
     pub(super) lanes: Arc<Lanes>,
-    /// Another server may go on for a client while this one goes on for others: a file that is given up
+    /// Another server may go on for a client while this one goes on for others. A file that is given up
     /// without a close is open there.
     others_go_on: bool,
     /// This table has been left: clients open their files again in a successor, and closes here are

@@ -1,7 +1,7 @@
 //! Removed files that are still open, kept under hidden names for another server of the directory.
 //!
 //! A server that dies closes its descriptors, and a file without a name goes with the last of them. So a file that
-//! is open here gets a further link before it loses a name, in a directory of the export that clients do not see.
+//! is open here gets a further link before it loses a name. The link is in a directory that clients do not see.
 //! The server that goes on for the clients finds the file there. The link goes with the last close.
 
 use std::collections::HashSet;
@@ -25,7 +25,7 @@ pub(crate) struct RemovedFiles {
     /// `/proc/self/fd`, through which a descriptor is linked.
     proc_fd: OwnedFd,
     known: Mutex<HashSet<FileId>>,
-    /// Their number, which can be read without the mutex.
+    /// The number of files, which can be read without the mutex.
     len: AtomicUsize,
 }
 
@@ -44,7 +44,7 @@ fn id_of(name: &[u8]) -> Option<FileId> {
 }
 
 impl RemovedFiles {
-    /// Those of the export with this root. Errors: those of mkdirat(2), openat(2) and getdents64(2).
+    /// The removed files of the export with this root. Errors: those of mkdirat(2), openat(2) and getdents64(2).
     pub(crate) fn open(root: BorrowedFd<'_>, proc_fd: BorrowedFd<'_>) -> Result<RemovedFiles> {
         let name = Name::new(REMOVED_DIR)?;
         match sys::make_dir(root, name, 0o700) {

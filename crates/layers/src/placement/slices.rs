@@ -1,7 +1,7 @@
 //! Slices: the parts of a projection, each of which a client has a session of its own with.
 //!
 //! Without failover a server's share is one slice, and has the server's number. With failover a server's share
-//! is in as many slices as there are other servers: the keys of each go to another one of them when the
+//! is in as many slices as there are other servers. The keys of each go to another one of them when the
 //! server dies. docs/PLACEMENT.md specifies it.
 
 use std::ops::Range;

@@ -181,7 +181,7 @@ enum Beginning {
 pub struct SessionStatus {
     /// Where the server is.
     pub target: String,
-    /// Its export there.
+    /// The session's export at the server.
     pub export: String,
     /// Our number there.
     pub session: u64,
@@ -226,7 +226,7 @@ impl ClientSession {
         Ok(session)
     }
 
-    /// A session that begins with its first call, with a server that may be away then: calls wait for it
+    /// A session that begins with its first call, with a server that may be away then. Calls wait for it
     /// as they do in any outage. Another server has said what its export is.
     ///
     /// # Panics

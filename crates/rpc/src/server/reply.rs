@@ -80,7 +80,7 @@ impl Reply {
         self.head.stamp = Some(stamp);
     }
 
-    /// Its stamp.
+    /// The stamp of the reply.
     pub(super) fn stamped(&self) -> Option<&Stamp> {
         self.head.stamp.as_ref()
     }

@@ -42,7 +42,7 @@ impl WithdrawnExport {
 pub(super) struct LeftOpen(Arc<Mutex<Vec<Arc<dyn OpenFile>>>>);
 
 impl LeftOpen {
-    /// They need not stay any longer.
+    /// The files need not stay open any longer.
     pub(super) fn give_back(&self) {
         let files = std::mem::take(&mut *lock(&self.0));
         drop(files); // outside of the lock

@@ -86,9 +86,9 @@ pub enum BatchOutcome {
     Deposed,
     /// Notes before it are missing.
     Incomplete,
-    /// It was not understood.
+    /// The batch was not understood.
     Malformed,
-    /// It could not be kept.
+    /// The batch could not be kept.
     Unkept,
 }
 

@@ -1,7 +1,7 @@
 //! Two servers of one slice, each on a machine of its own, and the disk that they share.
 //!
 //! What a server that was succeeded still has under way in the file system is fenced there, as Lustre
-//! and CephFS do it: the next server's mount ends those before it.
+//! and CephFS do it. The next server's mount ends those before it.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

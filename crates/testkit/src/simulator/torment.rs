@@ -83,7 +83,7 @@ impl RunPlan {
         plan
     }
 
-    /// As [`RunPlan::draw`], with two servers. Nobody is evicted, and no client crashes: what it wrote last
+    /// As [`RunPlan::draw`], with two servers. Nobody is evicted, and no client crashes. What it wrote last
     /// nobody sends again, and an older change that another client sends again would replace it.
     pub(super) fn of_pair(seed: u64, pair: PairKind) -> RunPlan {
         let plan = RunPlan::draw(seed);

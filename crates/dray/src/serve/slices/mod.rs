@@ -1,5 +1,5 @@
-//! The slices of projections with failover that this server can serve: those that it is the home of, and
-//! those that it takes over when another server dies.
+//! The slices of projections with failover that this server can serve. Of some it is the home, and others it
+//! takes over when another server dies.
 //!
 //! All slices of a projection are served from one opened file system. They begin when that has been
 //! opened, since who cannot serve is no member. docs/adr/0042-failover.md has the reasons.

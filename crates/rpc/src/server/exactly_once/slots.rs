@@ -55,7 +55,7 @@ pub(crate) struct Reexecution {
     pub(crate) op: Op,
     pub(crate) grants: Vec<RangeGrant>,
     pub(crate) amend: Option<Amend>,
-    /// It had been answered.
+    /// The change had been answered.
     pub(crate) answered: Option<Box<AnsweredChange>>,
 }
 

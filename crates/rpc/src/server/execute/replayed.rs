@@ -1,5 +1,5 @@
-//! What was answered by a server before this one, and is answered once more: openings, and changes of
-//! data that may have gone with that server's machine.
+//! Calls that a server before this one has answered, and that are answered once more. They are openings, and
+//! changes of data that may have gone with that server's machine.
 
 use dray_core::{Allocate, Buf, Context, CreateHow, Errno, FileId, OpenHow, Result, SetAttr};
 

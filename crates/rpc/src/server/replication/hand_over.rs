@@ -1,8 +1,8 @@
 //! A slice goes from the server that serves it to the other one, which is in step, without a loss.
 //!
 //! To clients it is as if the server process had been killed and started again: what was under way is
-//! asked for once more. But all of it has left the file system before, its notes are at the other
-//! server, and nothing is only in the memory of this machine.
+//! asked for once more. But all of it has left the file system before, and its notes are at the other
+//! server. Nothing is only in the memory of this machine.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -46,7 +46,7 @@ impl ReplicatedJournal {
     }
 
     /// Everything that has been noted, in batches, each made when it is asked for. What is noted
-    /// meanwhile goes by the stream, behind the copy, and may be in the copy as well; in the end the
+    /// meanwhile goes by the stream, behind the copy, and may be in the copy as well. In the end the
     /// backup has the newest. Errors: those of reading what is kept.
     pub(super) fn copy(&self) -> io::Result<impl Iterator<Item = Vec<u8>> + use<>> {
         let mut first = Vec::new();
@@ -109,7 +109,7 @@ struct ReplicatedLog {
     own: Arc<dyn SlotLog>,
     stream: Arc<JournalStream>,
     /// Slots in which a change has been noted that is not answered. The answers of other calls are not
-    /// shipped: a repetition of these calls is harmless, and so what waits for the backup is bounded by
+    /// shipped, since a repetition of these calls is harmless. So what waits for the backup is bounded by
     /// the changes that wait for it.
     begun: Vec<AtomicBool>,
 }

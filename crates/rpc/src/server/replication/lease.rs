@@ -9,7 +9,7 @@ use dray_rt::Instant;
 pub(super) const LEASE: Duration = Duration::from_secs(2);
 /// How often a server says that it is there.
 pub(super) const KEEP_ALIVE_EVERY: Duration = Duration::from_millis(500);
-/// A server stops to answer so long before its lease can end: the clocks of two machines may run at
+/// A server stops to answer so long before its lease can end. The clocks of two machines may run at
 /// different speeds, and a call that was under way may still be answered.
 pub(super) const MARGIN: Duration = Duration::from_millis(500);
 

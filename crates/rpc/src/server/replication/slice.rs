@@ -158,8 +158,8 @@ impl SliceServer {
         self.slice.is_home
     }
 
-    /// For how long [`SliceServer::hand_over`] could have been carried out: this server serves the
-    /// slice, the other one has been in step, and clients have nothing to send again. None: it could not.
+    /// For how long [`SliceServer::hand_over`] could have been carried out. This server serves the slice,
+    /// the other one has been in step, and clients have nothing to send again. None: it could not.
     pub fn ready_to_hand_over(&self) -> Option<Duration> {
         let state = self.lock();
         let since = state.in_step_since?.max(state.recovered_since?);

@@ -13,7 +13,7 @@ use crate::wire::Wire;
 /// A batch ends with the note that reaches this size, bytes; so it has less than twice as much.
 const BATCH_BYTES: usize = 256 << 10;
 /// Notes that may wait for the backup, bytes. What clients can have under way is far below that,
-/// since each change waits for its note: a backup that is so far behind is given up.
+/// since each change waits for its note. A backup that is so far behind is given up.
 const WAITING_MAX_BYTES: usize = 64 << 20;
 
 /// What the primary has to do for its backup.

@@ -23,7 +23,7 @@ struct Noted {
 
 impl ReplaySlots {
     /// Takes over what a server before us had noted. After a loss of the machine an answer is no proof
-    /// that its change is there; after one of what was written, the answer to a change of data is none.
+    /// that its change is there. After one of what was written, the answer to a change of data is none.
     /// False: the export was lost meanwhile, and what could not be found out is noted as it was.
     pub(crate) async fn restore(&self, export: &Export, loss: StateLoss) -> bool {
         for (number, record) in self.log.records() {
