@@ -174,8 +174,14 @@ fn servers_with_another_key_or_definition_bring_no_notes() {
         simulate(1, async {
             let network = Network::new();
             let backup = backup(&network, ours);
-            let refused = why(link(&network, theirs).ship(1, 0, kept(b"secret")).await);
-            assert!(refused.contains(words), "{refused}");
+            let link = link(&network, theirs);
+            for notes in [COPY.to_vec(), kept(b"secret")] {
+                let refused = why(link.ship(1, 0, notes).await);
+                // The end of a simulated connection can come before the words do.
+                let ended = refused.contains("reset by peer");
+                assert!(refused.contains(words) || ended, "{refused}");
+                dray_rt::sleep(Duration::from_secs(2)).await;
+            }
             assert_eq!(ticket_key(&backup), None);
         });
     }
@@ -271,9 +277,9 @@ fn nothing_is_taken_before_a_proof_that_is_a_servers() {
             let wish = proof.wish();
             let seen = Transcript { hello, version, features, server_nonce: &nonce, wish: &wish };
             proof.proof = the_key.prove(Role::Client, seen);
-            let heard = other.say(&proof.message(), None).await.unwrap();
-            let welcome = ReplicaWelcome::from_message(&heard);
-            assert_eq!(welcome.is_ok(), index == 1, "{welcome:?}");
+            let heard = other.say(&proof.message(), None).await;
+            let welcome = heard.map(|heard| ReplicaWelcome::from_message(&heard));
+            assert_eq!(matches!(welcome, Some(Ok(_))), index == 1, "{welcome:?}");
             let heard = other.say(&batch(0), Some(&copy)).await;
             let outcome = heard.map(|heard| BatchReply::get_message(&heard).unwrap().outcome);
             assert_eq!(outcome, (index == 1).then_some(BatchOutcome::Taken));

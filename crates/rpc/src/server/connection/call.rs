@@ -287,10 +287,10 @@ impl CallInHand {
         };
         let version = self.split_read_version(call);
         let state = ChangeState { files: &files, plan: plan.as_mut(), amend };
-        // The check comes behind all waits: the things that the client had may be somebody else's
-        // by now.
+        // The checks come behind all waits: the things that the client had may be somebody else's by
+        // now. A process that was stopped meanwhile may have been succeeded, and its intent be settled.
         let changes = row.changes != Changes::Nothing;
-        let carried = if changes { session.carry() } else { None };
+        let carried = if changes && !session.export.is_lost() { session.carry() } else { None };
         if changes && carried.is_none() {
             return Executed::only(Reply::failure(&self.cx.cancelled()));
         }
