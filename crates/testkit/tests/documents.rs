@@ -117,7 +117,7 @@ fn modules_that_pages_name_are_there() {
 
 /// What each crate may import of ours, as docs/ARCHITECTURE.md has it. Tests may import more, and
 /// `dray`, which puts stacks together, and `testkit` anything.
-const IMPORTS: [(&str, &[&str]); 8] = [
+const IMPORTS: [(&str, &[&str]); 9] = [
     ("core", &[]),
     ("rt", &[]),
     ("fabric", &["core", "rt"]),
@@ -126,6 +126,7 @@ const IMPORTS: [(&str, &[&str]); 8] = [
     ("backends", &["core", "rt"]),
     ("fuse", &["core", "rt"]),
     ("client", &["core", "rt", "fabric", "rpc", "layers"]),
+    ("cluster", &["core", "rt", "rpc"]),
 ];
 
 #[test]

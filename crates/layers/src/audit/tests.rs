@@ -343,7 +343,7 @@ fn unlink(audit: &Audit, number: u64) {
 }
 
 fn wait_until(what: impl Fn() -> bool) {
-    let begun = std::time::Instant::now();
+    let begun = dray_rt::now();
     while !what() {
         assert!(begun.elapsed() < ENOUGH);
         std::thread::sleep(Duration::from_millis(5));
