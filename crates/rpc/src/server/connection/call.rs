@@ -332,7 +332,8 @@ impl CallInHand {
                 answer.file()
             }
         };
-        let carried = self.session.carry();
+        let is_served = !self.session.export.is_lost();
+        let carried = if is_served { self.session.carry() } else { None };
         if carried.is_none() {
             return Reply::failure(&self.cx.cancelled());
         }
