@@ -28,7 +28,7 @@ mod session;
 mod shares;
 mod validity;
 
-pub use admission::{Admit, CallAdmission, ObservedCall};
+pub use admission::{Admit, CallAdmission, Grant, GrantedAdmit, ObservedCall};
 pub use attr::{Attr, Entry, FileType, SetAttr, Statfs, TimeSet, Timestamp};
 pub use buf::{Buf, BufMut, Memory, Pages, RegionId, Take, copied_bytes};
 pub use context::{Cancel, Class, Context, Counted, Identity};

@@ -1,0 +1,746 @@
+//! Asks the scheduler for a server, and keeps the calls that wait.
+//!
+//! While nobody waits, a call of a class without limits takes no lock: it counts itself among those
+//! below, and goes on. Any other call takes the lock of the export's scheduler once, and its end
+//! takes it once more.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::task::{Context as TaskContext, Poll, Waker};
+use std::time::Duration;
+
+use dray_core::{
+    CallAdmission, Class as Urgency, Context, Error, Grant, GrantedAdmit, Identity, ObservedCall,
+    Op, Peer, Result,
+};
+use dray_rt::{Instant, Tick, now, sleep_until, spawn};
+
+use super::bucket::Nanos;
+use super::identity_cache;
+use super::report::{self, ClassCounts, ClassReport, QosReport, SAMPLE_MIN, Sample};
+use super::rules::{Caller, RuleSet};
+use super::tree::{CALL_COST_BYTES, Cost, NodeIndex, Rates, Ticket, Tree};
+use super::window::Window;
+
+/// Calls with up to so much data count as one each below; larger ones by their data.
+const SMALL_MAX_BYTES: u64 = 64 << 10;
+/// Small calls that may be under way below at a time.
+const SMALL_CALLS_MAX: u64 = 256;
+/// Classes of one export; callers beyond share one class for each rule.
+const CLASSES_MAX: usize = 65_536;
+/// The class of those callers.
+const OTHERS: &str = "(others)";
+/// A class that had no call for so long makes room for another one.
+const IDLE: Nanos = 10_000_000_000;
+/// Calls take no lock again once nobody has waited for so long.
+const QUIET: Nanos = 10_000_000;
+/// A timer that is so late has gone with its thread.
+const TIMER_LATE: Nanos = 50_000_000;
+
+/// A class, for those who look it up.
+pub struct QosClass {
+    rule: String,
+    value: String,
+    within: String,
+    rates: Rates,
+    node: NodeIndex,
+    /// Neither a limit nor a reservation on the way to the root.
+    is_free: bool,
+    calls: AtomicU64,
+    bytes: AtomicU64,
+    waits: AtomicU64,
+    wait: AtomicU64,
+}
+
+impl QosClass {
+    fn begun(&self, cost: Cost) {
+        self.calls.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.bytes.fetch_add(cost.bytes, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+/// The shares of one export. Cheap to clone.
+#[derive(Clone)]
+pub struct QosGate {
+    gate: Arc<Gate>,
+    /// Another admission, which is asked first.
+    first: Option<Arc<dyn CallAdmission>>,
+}
+
+struct Gate {
+    number: u64,
+    is_on: AtomicBool,
+    by_op: AtomicBool,
+    /// Counts the sets of rules, and removals of classes.
+    generation: AtomicU64,
+    /// Calls wait, or did a moment ago.
+    is_congested: AtomicBool,
+    /// Below at a time: KiB of large calls, and small calls.
+    large_kib: AtomicU64,
+    small: AtomicU64,
+    window_bytes: AtomicU64,
+    state: Mutex<State>,
+}
+
+struct State {
+    rules: RuleSet,
+    tree: Tree,
+    /// The nodes of rules that others are within.
+    inner: HashMap<usize, NodeIndex>,
+    classes: HashMap<(Option<usize>, String), Arc<QosClass>>,
+    waiting: Vec<Option<WaitingCall>>,
+    free: Vec<Ticket>,
+    arrivals: u64,
+    window: Window,
+    /// When the timer wakes.
+    timer: Option<Nanos>,
+    /// Since when nobody waits.
+    quiet_since: Nanos,
+    samples: [Sample; 2],
+}
+
+/// A call that waits, or has been let go and does not know it yet.
+struct WaitingCall {
+    who: Arc<Identity>,
+    node: String,
+    op: Op,
+    urgency: Urgency,
+    cost: Cost,
+    class: Arc<QosClass>,
+    /// The order of arrival.
+    number: u64,
+    since: Nanos,
+    waker: Option<Waker>,
+    grant: Option<Grant>,
+}
+
+/// Kinds of grants, in the bits of its number: a small call, or a large one with its KiB in the
+/// lowest 23 and the microsecond of its beginning above.
+const SMALL: u64 = 1 << 63;
+const KIB_BITS: u32 = 23;
+const KIB_MASK: u64 = (1 << KIB_BITS) - 1;
+const MICROS_MASK: u64 = (1 << (63 - KIB_BITS)) - 1;
+
+fn is_small(cost: Cost) -> bool {
+    cost.bytes <= SMALL_MAX_BYTES
+}
+
+fn kib(cost: Cost) -> u64 {
+    cost.bytes.div_ceil(1024).min(KIB_MASK)
+}
+
+fn micros(at: Nanos) -> u64 {
+    at / 1000 & MICROS_MASK
+}
+
+/// The data that a call is charged for.
+fn cost_of(call: &ObservedCall<'_>) -> Cost {
+    let bytes = match call.op {
+        Op::Read | Op::Write | Op::CopyRange | Op::Put => call.bytes,
+        _ => 0,
+    };
+    Cost { bytes }
+}
+
+/// The address of a client, as rules have it.
+fn node_of(cx: &Context) -> String {
+    match cx.via.map(|via| via.peer) {
+        Some(Peer::Ip(address)) => IpAddr::to_canonical(&address.ip()).to_string(),
+        Some(Peer::Local | Peer::User(..)) | None => "local".to_owned(),
+    }
+}
+
+fn nanos() -> Nanos {
+    now().as_nanos()
+}
+
+impl QosGate {
+    /// Of an export without rules.
+    pub fn new() -> QosGate {
+        static NUMBERS: AtomicU64 = AtomicU64::new(1);
+        let window = Window::new(None);
+        let gate = Gate {
+            number: NUMBERS.fetch_add(1, SeqCst),
+            is_on: AtomicBool::new(false),
+            by_op: AtomicBool::new(false),
+            generation: AtomicU64::new(0),
+            is_congested: AtomicBool::new(false),
+            large_kib: AtomicU64::new(0),
+            small: AtomicU64::new(0),
+            window_bytes: AtomicU64::new(window.bytes()),
+            state: Mutex::new(State {
+                rules: RuleSet::default(),
+                tree: Tree::new(Rates::default()),
+                inner: HashMap::new(),
+                classes: HashMap::new(),
+                waiting: Vec::new(),
+                free: Vec::new(),
+                arrivals: 0,
+                window,
+                timer: None,
+                quiet_since: 0,
+                samples: Default::default(),
+            }),
+        };
+        QosGate { gate: Arc::new(gate), first: None }
+    }
+
+    /// The same, for a server to ask: `first` is asked before.
+    pub fn admission(&self, first: Option<Arc<dyn CallAdmission>>) -> Arc<dyn CallAdmission> {
+        Arc::new(QosGate { gate: self.gate.clone(), first })
+    }
+
+    /// Takes other rules. Calls that wait are sorted anew, and go on as these have it.
+    pub fn set_rules(&self, rules: RuleSet) {
+        self.gate.set_rules(rules);
+    }
+
+    /// What each class had. Rates are of the last fifth of a second, or of the time since the last report.
+    pub fn report(&self) -> QosReport {
+        self.gate.report()
+    }
+}
+
+impl Default for QosGate {
+    fn default() -> QosGate {
+        QosGate::new()
+    }
+}
+
+impl State {
+    fn classify(&mut self, caller: &Caller<'_>, urgency: Urgency, gate: &Gate) -> Arc<QosClass> {
+        let (rule, mut value) = match self.rules.classify(caller) {
+            Some((rule, value)) => (Some(rule), value),
+            None => (None, String::new()),
+        };
+        if urgency == Urgency::Background {
+            value.push_str(BACKGROUND);
+        }
+        if let Some(class) = self.classes.get(&(rule, value.clone())) {
+            return class.clone();
+        }
+        if self.classes.len() >= CLASSES_MAX {
+            self.forget_idle(gate);
+        }
+        if self.classes.len() >= CLASSES_MAX {
+            value = OTHERS.to_owned();
+        }
+        let key = (rule, value);
+        match self.classes.get(&key) {
+            Some(class) => class.clone(),
+            None => self.new_class(key, urgency),
+        }
+    }
+
+    fn new_class(&mut self, key: (Option<usize>, String), urgency: Urgency) -> Arc<QosClass> {
+        let compiled = key.0.map(|index| &self.rules.rules()[index]);
+        let rule = compiled.map_or(String::new(), |compiled| compiled.rule.name.clone());
+        let is_inner = key.0.is_some_and(|index| self.is_inner(index));
+        let mut rates = compiled.map_or(Rates::default(), |compiled| compiled.rates);
+        let parent = match key.0 {
+            Some(index) if is_inner => self.inner_node(index),
+            Some(index) => {
+                self.rules.rules()[index].parent.map_or(NodeIndex::ROOT, |up| self.inner_node(up))
+            }
+            None => NodeIndex::ROOT,
+        };
+        let within = match (is_inner, key.0) {
+            (true, _) => rule.clone(),
+            (false, Some(index)) => {
+                self.rules.rules()[index].rule.within.clone().unwrap_or_default()
+            }
+            (false, None) => String::new(),
+        };
+        if is_inner {
+            rates = Rates::default(); // those of the rule are its node's
+        }
+        if urgency == Urgency::Background {
+            rates.weight_milli = (rates.weight_milli / BACKGROUND_PART).max(1);
+            (rates.reservation, rates.reservation_ops) = (0, 0);
+        }
+        let is_free = |rates: &Rates| {
+            let Rates { reservation, reservation_ops, limit, limit_ops, .. } = *rates;
+            [reservation, reservation_ops, limit, limit_ops] == [0; 4]
+        };
+        let mut all_free = is_free(&rates) && is_free(&self.rules.root());
+        let mut above = key.0;
+        while let Some(index) = above {
+            let compiled = &self.rules.rules()[index];
+            all_free &= is_free(&compiled.rates);
+            above = compiled.parent;
+        }
+        let node = self.tree.add(parent, rates, nanos());
+        let class = Arc::new(QosClass {
+            rule,
+            value: key.1.clone(),
+            within,
+            rates,
+            node,
+            is_free: all_free,
+            calls: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            waits: AtomicU64::new(0),
+            wait: AtomicU64::new(0),
+        });
+        self.classes.insert(key, class.clone());
+        class
+    }
+
+    fn is_inner(&self, index: usize) -> bool {
+        self.rules.rules().iter().any(|other| other.parent == Some(index))
+    }
+
+    /// The node of a rule that others are within.
+    fn inner_node(&mut self, index: usize) -> NodeIndex {
+        if let Some(node) = self.inner.get(&index) {
+            return *node;
+        }
+        let compiled = &self.rules.rules()[index];
+        let (rates, up) = (compiled.rates, compiled.parent);
+        let parent = up.map_or(NodeIndex::ROOT, |up| self.inner_node(up));
+        let node = self.tree.add(parent, rates, nanos());
+        self.inner.insert(index, node);
+        node
+    }
+
+    /// Makes room for other classes.
+    fn forget_idle(&mut self, gate: &Gate) {
+        let (now, tree) = (nanos(), &mut self.tree);
+        self.classes.retain(|_, class| {
+            let is_idle = tree.last_used(class.node) + IDLE < now;
+            !(is_idle && tree.remove(class.node))
+        });
+        gate.generation.fetch_add(1, SeqCst);
+    }
+
+    /// Puts a call behind those of its class.
+    fn wait(&mut self, call: WaitingCall) -> Ticket {
+        let (node, cost) = (call.class.node, call.cost);
+        let ticket = self.free.pop().unwrap_or_else(|| {
+            self.waiting.push(None);
+            u32::try_from(self.waiting.len() - 1).expect("calls of connections are limited")
+        });
+        self.waiting[ticket as usize] = Some(call);
+        self.tree.wait(nanos(), node, ticket, cost);
+        ticket
+    }
+
+    fn remove(&mut self, ticket: Ticket) -> Option<WaitingCall> {
+        let call = self.waiting[ticket as usize].take()?;
+        self.free.push(ticket);
+        Some(call)
+    }
+
+    fn counts(&self) -> HashMap<(String, String), ClassCounts> {
+        use std::sync::atomic::Ordering::Relaxed;
+        let of = |class: &QosClass| ClassCounts {
+            calls: class.calls.load(Relaxed),
+            bytes: class.bytes.load(Relaxed),
+            waits: class.waits.load(Relaxed),
+            wait: class.wait.load(Relaxed),
+            waiting: self.tree.waiting_in(class.node) as u64,
+        };
+        let all = self.classes.values();
+        all.map(|class| ((class.rule.clone(), class.value.clone()), of(class))).collect()
+    }
+}
+
+/// How the background calls of a class are told from the others.
+const BACKGROUND: &str = " (background)";
+/// Their weight is that of the others by this.
+const BACKGROUND_PART: u32 = 100;
+
+impl Gate {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn class_of(&self, cx: &Context, op: Op) -> Arc<QosClass> {
+        let of = (self.number, self.generation.load(SeqCst));
+        let told_by = self.by_op.load(SeqCst).then_some(op);
+        identity_cache::class_of(of, cx, told_by, || {
+            let node = node_of(cx);
+            let mut state = self.lock();
+            state.classify(&caller(&cx.who, &node, op), cx.class, self)
+        })
+    }
+
+    fn has_room(&self, cost: Cost) -> bool {
+        match is_small(cost) {
+            true => self.small.load(SeqCst) < SMALL_CALLS_MAX,
+            false => {
+                let (busy, wanted) = (self.large_kib.load(SeqCst), kib(cost));
+                busy == 0 || (busy + wanted) << 10 <= self.window_bytes.load(SeqCst)
+            }
+        }
+    }
+
+    /// Counts a call among those below.
+    fn occupy(&self, cost: Cost, now: Nanos) -> Grant {
+        if is_small(cost) {
+            self.small.fetch_add(1, SeqCst);
+            return Grant(SMALL);
+        }
+        let kib = kib(cost);
+        self.large_kib.fetch_add(kib, SeqCst);
+        Grant(micros(now) << KIB_BITS | kib)
+    }
+
+    /// Lets a call begin if it need not wait.
+    fn pass(&self, class: &QosClass, cost: Cost) -> Option<Grant> {
+        if class.is_free && !self.is_congested.load(SeqCst) && self.has_room(cost) {
+            let now = if is_small(cost) { 0 } else { nanos() };
+            class.begun(cost);
+            return Some(self.occupy(cost, now));
+        }
+        let mut state = self.lock();
+        let now = nanos();
+        let room = self.has_room(cost);
+        let small = is_small(cost) && room;
+        if !state.tree.pass(now, class.node, cost, (room, small)) {
+            return None;
+        }
+        self.calm(&mut state, now);
+        drop(state);
+        class.begun(cost);
+        Some(self.occupy(cost, now))
+    }
+
+    /// Calls may do without the lock again, if nobody waits.
+    fn calm(&self, state: &mut State, now: Nanos) {
+        if state.tree.waiting() == 0 && now.saturating_sub(state.quiet_since) > QUIET {
+            self.is_congested.store(false, SeqCst);
+        }
+    }
+
+    /// Lets go all who may begin. The wakers are for after the lock.
+    fn dispatch(self: &Arc<Self>, state: &mut State, now: Nanos) -> Vec<Waker> {
+        let mut woken = Vec::new();
+        while let Some(ticket) = state.tree.next(now, |cost| self.has_room(cost)) {
+            let Some(call) = &mut state.waiting[ticket as usize] else { continue };
+            self.let_go(call, now);
+            woken.extend(call.waker.take());
+        }
+        if state.tree.waiting() == 0 {
+            state.quiet_since = now;
+            return woken;
+        }
+        match state.tree.next_event() {
+            Some(at) => self.set_timer(state, now, at),
+            None => state.window.is_full(),
+        }
+        woken
+    }
+
+    fn let_go(&self, call: &mut WaitingCall, now: Nanos) {
+        use std::sync::atomic::Ordering::Relaxed;
+        call.class.begun(call.cost);
+        call.class.waits.fetch_add(1, Relaxed);
+        call.class.wait.fetch_add(now.saturating_sub(call.since), Relaxed);
+        call.grant = Some(self.occupy(call.cost, now));
+    }
+
+    /// Looks again at `at`, when a limit lets somebody go on.
+    fn set_timer(self: &Arc<Self>, state: &mut State, now: Nanos, at: Nanos) {
+        let is_set = state.timer.is_some_and(|set| set <= at && now < set + TIMER_LATE);
+        if is_set || Tick::here().is_none() {
+            return;
+        }
+        state.timer = Some(at);
+        let gate = self.clone();
+        spawn(async move {
+            sleep_until(Instant::from_nanos(at)).await;
+            let mut state = gate.lock();
+            if state.timer == Some(at) {
+                state.timer = None;
+            }
+            let woken = gate.dispatch(&mut state, nanos());
+            drop(state);
+            woken.into_iter().for_each(Waker::wake);
+        });
+    }
+
+    fn ended(self: &Arc<Self>, Grant(grant): Grant) {
+        let large = (grant & SMALL == 0).then_some(grant & KIB_MASK);
+        match large {
+            None => self.small.fetch_sub(1, SeqCst),
+            Some(kib) => self.large_kib.fetch_sub(kib, SeqCst),
+        };
+        let is_congested = self.is_congested.load(SeqCst);
+        if !is_congested && large.is_none() {
+            return; // nearly always
+        }
+        let mut state = match is_congested {
+            true => self.lock(),
+            // Only to learn how long calls take when nobody waits.
+            false => match self.state.try_lock() {
+                Ok(state) => state,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            },
+        };
+        let now = nanos();
+        if let Some(kib) = large {
+            let lasted = micros(now).wrapping_sub(grant >> KIB_BITS) & MICROS_MASK;
+            state.window.ended(now, kib << 10, lasted * 1000);
+            self.window_bytes.store(state.window.bytes(), SeqCst);
+        }
+        let woken = match is_congested {
+            true => self.dispatch(&mut state, now),
+            false => Vec::new(),
+        };
+        drop(state);
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    /// A call gives up its wait, or its grant.
+    fn give_up(self: &Arc<Self>, ticket: Ticket) {
+        let mut state = self.lock();
+        let Some(call) = state.remove(ticket) else { return };
+        let now = nanos();
+        match call.grant {
+            Some(grant) => {
+                drop(state);
+                return self.ended(grant);
+            }
+            None => {
+                state.tree.give_up(now, call.class.node, ticket);
+            }
+        }
+        let woken = self.dispatch(&mut state, now);
+        drop(state);
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    fn set_rules(self: &Arc<Self>, rules: RuleSet) {
+        let mut state = self.lock();
+        let now = nanos();
+        let mut tickets = state.tree.take_all();
+        let number =
+            |ticket: &Ticket| state.waiting[*ticket as usize].as_ref().map(|one| one.number);
+        tickets.sort_by_key(number);
+        let before = std::mem::take(&mut state.classes);
+        state.inner.clear();
+        state.tree = Tree::new(rules.root());
+        state.window = Window::new(rules.in_service_bytes());
+        state.timer = None;
+        self.window_bytes.store(state.window.bytes(), SeqCst);
+        self.by_op.store(rules.by_op(), SeqCst);
+        self.is_on.store(rules.is_on(), SeqCst);
+        let is_on = rules.is_on();
+        state.rules = rules;
+        self.generation.fetch_add(1, SeqCst);
+        let mut woken = Vec::new();
+        for ticket in tickets {
+            let Some(mut call) = state.waiting[ticket as usize].take() else { continue };
+            let who = call.who.clone();
+            let node = call.node.clone();
+            call.class = state.classify(&caller(&who, &node, call.op), call.urgency, self);
+            if !is_on {
+                self.let_go(&mut call, now);
+                woken.extend(call.waker.take());
+            }
+            let (node, cost) = (call.class.node, call.cost);
+            state.waiting[ticket as usize] = Some(call);
+            if is_on {
+                state.tree.wait(now, node, ticket, cost);
+            }
+        }
+        carry_counts(&state.classes, before);
+        woken.extend(self.dispatch(&mut state, now));
+        drop(state);
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    fn report(&self) -> QosReport {
+        let mut state = self.lock();
+        let now = nanos();
+        let counts = state.counts();
+        let mut classes: Vec<ClassReport> = state
+            .classes
+            .values()
+            .map(|class| ClassReport {
+                rule: class.rule.clone(),
+                value: class.value.clone(),
+                within: class.within.clone(),
+                rates: class.rates,
+                counts: counts[&(class.rule.clone(), class.value.clone())].clone(),
+                bytes_per_s: 0.0,
+                calls_per_s: 0.0,
+                wait_s: 0.0,
+                share: 0.0,
+                entitled: 0.0,
+            })
+            .collect();
+        classes.sort_by(|one, other| (&one.rule, &one.value).cmp(&(&other.rule, &other.value)));
+        // The newer sample may be too young to take rates from.
+        let is_old = |sample: &Sample| now.saturating_sub(sample.at) >= SAMPLE_MIN;
+        if is_old(&state.samples[1]) {
+            state.samples.swap(0, 1);
+            state.samples[1] = Sample { at: now, counts };
+        }
+        let cost = |calls: u64, bytes: u64| (bytes + calls * CALL_COST_BYTES) as f64;
+        report::rate(&mut classes, &state.samples[0], now, cost);
+        QosReport {
+            is_on: state.rules.is_on(),
+            window_bytes: self.window_bytes.load(SeqCst),
+            in_service_bytes: self.large_kib.load(SeqCst) << 10,
+            classes,
+        }
+    }
+}
+
+fn caller<'a>(who: &'a Identity, node: &'a str, op: Op) -> Caller<'a> {
+    Caller { job: &who.job, uid: who.uid, gid: who.gid, groups: &who.groups, node, op }
+}
+
+/// Classes that are known by the same names go on counting.
+fn carry_counts(
+    classes: &HashMap<(Option<usize>, String), Arc<QosClass>>,
+    before: HashMap<(Option<usize>, String), Arc<QosClass>>,
+) {
+    use std::sync::atomic::Ordering::Relaxed;
+    let before: HashMap<_, _> = before
+        .into_values()
+        .map(|class| ((class.rule.clone(), class.value.clone()), class))
+        .collect();
+    for class in classes.values() {
+        let Some(old) = before.get(&(class.rule.clone(), class.value.clone())) else { continue };
+        let counts = [
+            (&class.calls, &old.calls),
+            (&class.bytes, &old.bytes),
+            (&class.waits, &old.waits),
+            (&class.wait, &old.wait),
+        ];
+        for (new, old) in counts {
+            new.fetch_add(old.load(Relaxed), Relaxed);
+        }
+    }
+}
+
+/// A call that waits.
+struct Waiting {
+    gate: Arc<Gate>,
+    /// None: it has its grant.
+    ticket: Option<Ticket>,
+    cx: Context,
+}
+
+impl Future for Waiting {
+    type Output = Result<Grant>;
+
+    fn poll(mut self: Pin<&mut Self>, task: &mut TaskContext<'_>) -> Poll<Result<Grant>> {
+        let Some(ticket) = self.ticket else { return Poll::Ready(Ok(Grant::NONE)) };
+        let mut state = self.gate.lock();
+        let Some(call) = &mut state.waiting[ticket as usize] else {
+            return Poll::Ready(Ok(Grant::NONE));
+        };
+        if let Some(grant) = call.grant {
+            state.remove(ticket);
+            drop(state);
+            self.ticket = None;
+            return Poll::Ready(Ok(grant));
+        }
+        match &mut call.waker {
+            Some(waker) => waker.clone_from(task.waker()),
+            none => *none = Some(task.waker().clone()),
+        }
+        drop(state);
+        self.cx.poll_cancelled(task).map(Err) // it gives up when it is dropped
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.gate.give_up(ticket);
+        }
+    }
+}
+
+impl QosGate {
+    /// Waits for its turn, unless there is none to wait for.
+    fn admit_or_wait(&self, cx: &Context, call: &ObservedCall<'_>) -> GrantedAdmit<'static> {
+        let gate = &self.gate;
+        if !gate.is_on.load(SeqCst) {
+            return GrantedAdmit::Now(Grant::NONE);
+        }
+        let (class, cost) = (gate.class_of(cx, call.op), cost_of(call));
+        if let Some(grant) = gate.pass(&class, cost) {
+            return GrantedAdmit::Now(grant);
+        }
+        let node = node_of(cx);
+        let mut state = gate.lock();
+        // From now on calls that end look for those that wait.
+        gate.is_congested.store(true, SeqCst);
+        // The rules may be others by now.
+        let class = state.classify(&caller(&cx.who, &node, call.op), cx.class, gate);
+        state.arrivals += 1;
+        let (number, since) = (state.arrivals, nanos());
+        let ticket = state.wait(WaitingCall {
+            who: cx.who.clone(),
+            node,
+            op: call.op,
+            urgency: cx.class,
+            cost,
+            class,
+            number,
+            since,
+            waker: None,
+            grant: None,
+        });
+        let woken = gate.dispatch(&mut state, since);
+        drop(state);
+        woken.into_iter().for_each(Waker::wake);
+        let waiting = Waiting { gate: gate.clone(), ticket: Some(ticket), cx: cx.clone() };
+        GrantedAdmit::After(Box::pin(waiting))
+    }
+}
+
+impl CallAdmission for QosGate {
+    fn is_on(&self) -> bool {
+        self.first.is_some() || self.gate.is_on.load(SeqCst)
+    }
+
+    fn admit_at_once(&self, cx: &Context, call: &ObservedCall<'_>) -> Option<Grant> {
+        if self.first.is_some() {
+            return None;
+        }
+        if !self.gate.is_on.load(SeqCst) {
+            return Some(Grant::NONE);
+        }
+        let class = self.gate.class_of(cx, call.op);
+        self.gate.pass(&class, cost_of(call))
+    }
+
+    fn admit<'a>(&'a self, cx: &'a Context, call: &'a ObservedCall<'a>) -> GrantedAdmit<'a> {
+        let Some(first) = &self.first else { return self.admit_or_wait(cx, call) };
+        match first.admit(cx, call) {
+            GrantedAdmit::Refuse(error) => GrantedAdmit::Refuse(error),
+            GrantedAdmit::Now(_) => self.admit_or_wait(cx, call),
+            GrantedAdmit::After(wait) => GrantedAdmit::After(Box::pin(async move {
+                wait.await?;
+                match self.admit_or_wait(cx, call) {
+                    GrantedAdmit::Now(grant) => Ok(grant),
+                    GrantedAdmit::After(wait) => wait.await,
+                    GrantedAdmit::Refuse(error) => Err(error),
+                }
+            })),
+        }
+    }
+
+    fn ended(&self, grant: Grant) {
+        if grant != Grant::NONE {
+            self.gate.ended(grant);
+        }
+    }
+
+    fn refused(&self, cx: &Context, call: &ObservedCall<'_>, error: &Error, elapsed: Duration) {
+        if let Some(first) = &self.first {
+            first.refused(cx, call, error, elapsed);
+        }
+    }
+}
