@@ -16,9 +16,11 @@ use crate::serve::export::ExportPlan;
 
 mod examples;
 mod helper;
+mod qos;
 mod usage_error;
 
 pub use helper::helper_args;
+pub use qos::{QosCommand, QosRemoveArgs, QosSetArgs, QosTopArgs};
 
 /// Carries file I/O from the nodes that compute to the storage that a site already has.
 #[derive(Debug, Parser)]
@@ -64,6 +66,12 @@ pub enum Command {
     Status(StatusArgs),
     Evict(EvictArgs),
     Accept(AcceptArgs),
+    /// Share the bandwidth of a server's exports: set rules, remove them, see what each has
+    Qos {
+        /// What to do.
+        #[command(subcommand)]
+        command: QosCommand,
+    },
     Upgrade(UpgradeArgs),
     Key(KeyArgs),
     /// Check a file of projections, or show what it means

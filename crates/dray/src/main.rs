@@ -25,6 +25,7 @@ mod notify_systemd;
 mod output;
 mod paths;
 mod projection;
+mod qos;
 mod run_file;
 mod sandbox;
 mod serve;
@@ -71,6 +72,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Status(args) => status::run(&args),
         Command::Evict(args) => evict::run(&args),
         Command::Accept(args) => accept::run(&args),
+        Command::Qos { command } => qos::run(&command),
         Command::Demo(args) => demo::run(&args),
         Command::Survey(args) => survey::run(&args),
         Command::Completions { shell } => manual::completions(shell),

@@ -18,6 +18,7 @@ use crate::serve::backend_options::{
 };
 use crate::serve::export::{ExportPlan, check_id, check_threads, squash_of};
 use crate::serve::plan::key_file;
+use crate::serve::qos;
 use crate::suggestions::{hint, meant};
 
 /// The file, as written.
@@ -46,6 +47,8 @@ pub struct Config {
     pub projections: Option<PathBuf>,
     /// Which of the servers of a projection it is.
     pub server: Option<String>,
+    /// Shares of bandwidth: `[qos.rule.NAME]`.
+    pub qos: toml::Table,
     /// Whether `[[fault]]` is heeded.
     pub faults: bool,
     /// The exports.
@@ -87,7 +90,7 @@ pub struct FaultTable {
     nth: Option<u64>,
 }
 
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 15] = [
     "listen",
     "auth",
     "metrics",
@@ -99,6 +102,7 @@ const KEYS: [&str; 14] = [
     "clients_of_one_address_max",
     "projections",
     "server",
+    "qos",
     "faults",
     "export",
     "fault",
@@ -150,6 +154,7 @@ impl Config {
                 return Err(format!("{key} = 0 would admit no client: use a number from 1 on"));
             }
         }
+        qos::rules_in(&self.qos)?;
         let exports = self.exports()?;
         let known = || exports.iter().map(|export| export.name.as_str());
         for fault in &self.fault {

@@ -6,6 +6,7 @@ use dray_rpc::server::{RecoveryStatus, RefusedStatus};
 
 use crate::metrics_http::MetricKind::{Counter, Gauge};
 use crate::metrics_http::{head, sample};
+use crate::serve::qos;
 use crate::status::report::ServerReport;
 
 /// All of them.
@@ -21,6 +22,7 @@ pub fn text(report: &ServerReport) -> String {
     held_back(report, &mut text);
     mapped_twice(&status.mapped_twice, &mut text);
     aggregates(report, &mut text);
+    qos::metrics(&report.exports, &mut text);
     recovery(&status.recovery, &mut text);
     refused(&status.refused, &mut text);
     let operations = status.operations.len() + status.operations_left_out;

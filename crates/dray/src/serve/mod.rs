@@ -22,6 +22,7 @@ pub(crate) mod opening;
 pub(crate) mod own_disk;
 mod plan;
 pub(crate) mod projections;
+pub(crate) mod qos;
 pub(crate) mod state;
 mod state_place;
 pub(crate) mod workers;
@@ -48,6 +49,7 @@ use crate::serve::export_state::ExportState;
 use crate::serve::journal::{Boot, ServerJournal};
 use crate::serve::opening::{ExportOpener, SharedState};
 use crate::serve::plan::ServePlan;
+use crate::serve::qos::QosControl;
 use crate::serve::workers::{StuckThreads, Workers};
 use crate::signals::{self, EndSignals};
 use crate::status::report::ServerReport;
@@ -74,6 +76,7 @@ struct Serving {
     state_dir: PathBuf,
     server: Server,
     exports: Vec<Arc<ExportState>>,
+    qos: Arc<QosControl>,
     workers: Arc<Workers>,
     state: SharedState,
     descriptor_store: Option<Arc<DescriptorStoreClient>>,
@@ -103,6 +106,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let server = Server::awaiting(options, &names, Arc::new(journal));
     let exports: Vec<_> =
         plan.exports.iter().map(|plan| Arc::new(ExportState::new(plan))).collect();
+    let qos = QosControl::start(&plan.config.qos, &state_dir, &exports)?;
     let openings = openings(
         &plan,
         &exports,
@@ -113,7 +117,8 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     opening::open_all(&openings)?;
     plan::warn_of_sharing(&exports); // whose directories are known without links now
     let workers = Arc::new(Workers::new(&names, plan.threads));
-    let serving = Serving { plan, state_dir, server, exports, workers, state, descriptor_store };
+    let serving =
+        Serving { plan, state_dir, server, exports, qos, workers, state, descriptor_store };
     let mut executor =
         Executor::new(DriverKind::Epoll).doing(|| "cannot start the executor".into())?;
     let scope = Scope::new();
@@ -155,6 +160,7 @@ impl Serving {
         ServerReport {
             server: self.server.clone(),
             exports: self.exports.clone(),
+            qos: self.qos.clone(),
             listen: self.plan.listen.iter().map(ToString::to_string).collect(),
             state: self.state_dir.clone(),
             threads: self.workers.each(),
@@ -441,6 +447,7 @@ async fn answer_control(question: &str, report: &ServerReport) -> serde_json::Va
             }
             serde_json::json!({ "evicted": evicted })
         }
+        ("qos", question) => report.qos.answer(question),
         ("accept", name) => match report.exports.iter().find(|export| export.name == name) {
             None => serde_json::json!({ "unknown": true }),
             Some(export) => match export.accept() {

@@ -275,7 +275,7 @@ impl ExportOpener {
         let fs = self.aggregated(backend, era, &lost, executor)?;
         let ObservedExport { fs, admission } = observe_export(fs, self.observers());
         let mut export = Export::new(&plan.name, fs, plan.allow.clone());
-        export.admission = admission;
+        export.admission = Some(self.exported.qos.admission(admission));
         export.insecure = plan.insecure;
         export.writes_late = plan.aggregation.merge_bytes > 0;
         export.one_user = matches!(plan.squash, Squash::All(..));

@@ -14,11 +14,13 @@ use serde_json::{Value, json};
 use crate::mount::flusher;
 use crate::mount::mount_table::MountInfo;
 use crate::serve::export_state::{DirectoryState, ExportState};
+use crate::serve::qos::{self, QosControl};
 
 /// What is said of a server beside what it says itself.
 pub struct ServerReport {
     pub server: Server,
     pub exports: Vec<Arc<ExportState>>,
+    pub qos: Arc<QosControl>,
     pub listen: Vec<String>,
     pub state: PathBuf,
     pub threads: usize,
@@ -93,6 +95,7 @@ impl ServerReport {
                 let named = counts.named().map(|(name, count)| (name.to_owned(), json!(count)));
                 Value::Object(named.collect())
             }),
+            "qos": qos::shown(&export.qos.report()),
             "gone": export.directory_state() != DirectoryState::There,
             "moved": export.directory_state() == DirectoryState::Elsewhere,
             "starting": export.starting().map(|starting| json!({

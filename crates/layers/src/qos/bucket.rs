@@ -24,9 +24,10 @@ impl Bucket {
     }
 
     /// From when on the next call may take. It may then take any number of units, so that a call
-    /// that is larger than the burst goes on, too.
-    pub fn ready_at(&self) -> Nanos {
-        self.paid_at.saturating_sub(self.burst)
+    /// that is larger than the burst goes on, too. The last quarter of the burst is for small calls.
+    pub fn ready_at(&self, small: bool) -> Nanos {
+        let burst = if small { self.burst } else { self.burst - self.burst / 4 };
+        self.paid_at.saturating_sub(burst)
     }
 
     /// Takes `units` at `now`. What was not used before is lost, but for that of the last `kept`.
@@ -47,7 +48,7 @@ mod tests {
         let (mut now, mut taken) = (5_000_000_000, 0);
         let end = now + 1_000_000_000;
         while now < end {
-            if bucket.ready_at() <= now {
+            if bucket.ready_at(true) <= now {
                 bucket.take(now, 10, 0);
                 taken += 10;
             } else {

@@ -239,6 +239,26 @@ fn a_small_call_passes_large_ones_unless_its_class_is_ahead() {
     assert!(tree.pass(0, small, call, (true, true)));
 }
 
+/// An export at its limit made each stat of somebody else wait for the next large write.
+// proves: P195
+#[test]
+fn a_small_call_passes_large_ones_that_a_limit_holds_up() {
+    let mut tree = Tree::new(Rates { limit: 100 * MIB, ..Rates::default() });
+    let large = tree.add(NodeIndex::ROOT, weight(1000), 0);
+    let small = tree.add(NodeIndex::ROOT, weight(1000), 0);
+    for ticket in 0..64 {
+        tree.wait(SECOND, large, ticket, Cost { bytes: MIB });
+    }
+    while tree.next(SECOND, |_| true).is_some() {}
+    assert!(tree.waiting() > 50);
+    let call = Cost { bytes: 4096 };
+    assert!(tree.pass(SECOND, small, call, (true, true)));
+    assert!(!tree.pass(SECOND, small, call, (true, false)));
+    // It has been taken from the whole: no more than the burst.
+    let more = (0..10_000).take_while(|_| tree.pass(SECOND, small, call, (true, true))).count();
+    assert!(more < 3 * 256, "{more}");
+}
+
 #[test]
 fn a_call_that_gives_up_leaves_nothing_behind() {
     let mut tree = Tree::new(Rates::default());

@@ -135,13 +135,14 @@ impl Node {
         !self.queue.is_empty() || !self.active.is_empty()
     }
 
-    fn ready_at(&self) -> Nanos {
-        self.limits.iter().flatten().map(Bucket::ready_at).max().unwrap_or(0)
+    fn ready_at(&self, small: bool) -> Nanos {
+        let limits = self.limits.iter().flatten();
+        limits.map(|bucket| bucket.ready_at(small)).max().unwrap_or(0)
     }
 
     /// The earliest time at which one of its reservations is due.
     fn due_at(&self) -> Option<Nanos> {
-        self.reservations.iter().flatten().map(Bucket::ready_at).min()
+        self.reservations.iter().flatten().map(|bucket| bucket.ready_at(true)).min()
     }
 
     fn charge(&mut self, now: Nanos, cost: Cost) {
@@ -221,8 +222,8 @@ impl Tree {
     }
 
     /// A call of `leaf` has come. Whether it may begin at once; it is charged then. `room`: the
-    /// file system below takes another call. `small`: the call may pass calls that wait for room,
-    /// as long as its class has had no more than the others.
+    /// file system below takes another call. `small`: the call may pass large calls that wait, also
+    /// those of its class, as long as its class has had no more than the others.
     pub fn pass(
         &mut self,
         now: Nanos,
@@ -231,23 +232,15 @@ impl Tree {
         (room, small): (bool, bool),
     ) -> bool {
         let nobody_waits = self.nodes[NodeIndex::ROOT.at()].active.is_empty();
-        let may = nobody_waits && room || small;
-        if !may || !self.nodes[leaf.at()].queue.is_empty() || !self.path_is_ready(now, leaf) {
-            return false;
-        }
-        if !nobody_waits && !self.is_behind(leaf) {
+        let may = match small {
+            true => nobody_waits || self.is_behind(leaf),
+            false => nobody_waits && room && self.nodes[leaf.at()].queue.is_empty(),
+        };
+        if !may || !self.path(leaf).all(|one| self.nodes[one.at()].ready_at(small) <= now) {
             return false;
         }
         self.charge(now, leaf, cost);
         true
-    }
-
-    /// Whether no limit on the way holds a call up.
-    fn path_is_ready(&self, now: Nanos, leaf: NodeIndex) -> bool {
-        self.path(leaf).all(|index| {
-            let node = &self.nodes[index.at()];
-            node.held_until.is_none() && node.ready_at() <= now
-        })
     }
 
     /// Whether `leaf` has had no more than those that wait, but for a little.
@@ -383,7 +376,7 @@ impl Tree {
 
     fn update_hold(&mut self, now: Nanos, index: NodeIndex) {
         let node = &mut self.nodes[index.at()];
-        let ready_at = node.ready_at();
+        let ready_at = node.ready_at(false); // as if only large ones waited
         let until = (node.has_work() && ready_at > now).then_some(ready_at);
         if until == node.held_until {
             return;

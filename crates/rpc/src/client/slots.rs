@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use dray_core::{Context, Errno, Error, NodeId, Origin, RequestId, Result};
+use dray_core::{Context, Errno, Error, NodeId, Origin, RequestId, Result, Uid};
 use dray_rt::{Instant, Tick};
 
 use crate::client::channel::Channel;
@@ -25,6 +25,11 @@ use crate::client::memory::{SLOTS_MAX, SessionMemory, SlotState};
 /// A used slot is not used again before this many others were, as long as there are slots that were
 /// never used. The number is so small that a quiet session touches few slots.
 const RESTING_MIN: usize = 8;
+
+/// One slot in so many is for users who have few.
+const OF_OTHERS_PART: usize = 4;
+/// Few are one slot in so many.
+const FEW_PART: usize = 16;
 
 /// The calls that the process before us had under way come again within this time, or never.
 const ORPHANS_MAX: Duration = Duration::from_secs(5);
@@ -55,6 +60,8 @@ struct State {
     count: u32,
     /// Slots in use.
     used: BTreeSet<u32>,
+    /// The users of those in use, by number; none: nobody in particular.
+    users: Vec<Option<Uid>>,
     /// Slots that were in use when the server came back, and where their end is notified.
     awaited: BTreeSet<u32>,
     notified: Option<Arc<Channel>>,
@@ -208,8 +215,9 @@ impl ClientSlots {
                 let lost = "the server gave up the session in which this was asked before";
                 return Poll::Ready(Err(Error::unknown(Errno::EIO).because(lost)));
             }
-            if let Some((number, sequence)) = state.find(origin) {
-                state.used.insert(number);
+            let leaves_enough = state.leaves_enough(cx, origin);
+            if leaves_enough && let Some((number, sequence)) = state.find(origin) {
+                state.use_for(number, cx);
                 self.memory.take_slot(number, sequence, origin);
                 return Poll::Ready(Ok(ReplaySlot {
                     number,
@@ -219,7 +227,7 @@ impl ClientSlots {
                 }));
             }
             // A tick of an executor ends soon, without a notification.
-            match state.resting.is_empty() {
+            match state.resting.is_empty() || !leaves_enough {
                 true => state.waiting.push(task.waker().clone()),
                 false => task.waker().wake_by_ref(),
             }
@@ -246,6 +254,30 @@ impl State {
         let gone = self.orphans.extract_if(.., |slot| slot.origin == origin);
         self.resting.extend(gone.map(|slot| FreeSlot::new(&slot)));
         self.answered.retain(|slot| slot.origin != origin);
+    }
+
+    fn use_for(&mut self, number: u32, cx: &Context) {
+        self.used.insert(number);
+        let place = number as usize;
+        if self.users.len() <= place {
+            self.users.resize(place + 1, None);
+        }
+        self.users[place] = (!cx.internal).then_some(cx.who.uid);
+    }
+
+    /// Whether the caller's user may take another slot. A server may hold up all changes of one
+    /// user, so that some slots are for users who have few (ADR 0048). The steps of one request, and
+    /// what was asked for before, wait for nobody.
+    fn leaves_enough(&self, cx: &Context, origin: Origin) -> bool {
+        let (count, used) = (self.count as usize, self.used.len());
+        if count.saturating_sub(used) > count / OF_OTHERS_PART || cx.internal || cx.steps.is_some()
+        {
+            return true; // nearly always
+        }
+        let is_ours = |number: &&u32| self.users.get(**number as usize) == Some(&Some(cx.who.uid));
+        let is_same = |slot: &SlotState| is_known(origin) && slot.origin == origin;
+        self.used.iter().filter(is_ours).count() < (count / FEW_PART).max(1)
+            || self.orphans.iter().chain(&self.answered).any(is_same)
     }
 
     fn find(&mut self, origin: Origin) -> Option<(u32, u32)> {

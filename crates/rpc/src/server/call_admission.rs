@@ -25,6 +25,11 @@ impl Drop for Grants<'_> {
     }
 }
 
+/// Whether calls of this session are asked for now.
+pub(super) fn is_on(session: &ServerSession) -> bool {
+    session.export.admission.as_deref().is_some_and(CallAdmission::is_on)
+}
+
 /// The answer to a call that asks to be admitted.
 pub(super) enum AtOnce<'a> {
     /// It may go on.
