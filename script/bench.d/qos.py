@@ -8,6 +8,7 @@ import ctypes
 import json
 import mmap
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -151,19 +152,38 @@ def rate(calls, seconds):
 
 
 def cpu_s():
-    def ticks(pid):
-        fields = open(f"/proc/{pid}/stat", encoding="utf-8").read().rsplit(")", 1)[1].split()
-        return int(fields[11]) + int(fields[12])
-    return sum(ticks(pid) for pid in SERVER) / os.sysconf("SC_CLK_TCK")
+    """CPU time of the server's threads, of which none ends meanwhile."""
+    def nanos(pid):
+        tasks = os.listdir(f"/proc/{pid}/task")
+        lines = (open(f"/proc/{pid}/task/{one}/schedstat", encoding="utf-8").read() for one in tasks)
+        return sum(int(line.split()[0]) for line in lines)
+    return sum(nanos(pid) for pid in SERVER) / 1e9
 
 
-def victim(mounts, aggressors):
-    a, b = mounts
-    load = Load().add(VICTIM, interactive(f"{a}/small"), pause=0.005)
-    for number in range(aggressors):
-        # On the victim's mount, too.
-        load.add(AGGRESSOR, writer(f"{(b, a)[number % 2]}/aggressor{number}"))
-    seen = load.run(SECS)
+class Aggressor:
+    """A process of its own with so many writers on both mounts."""
+
+    def __init__(self, mounts, writers):
+        self.pid = os.fork()
+        if self.pid == 0:
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+            load = Load()
+            for number in range(writers):
+                load.add(AGGRESSOR, writer(f"{mounts[number % 2]}/aggressor{number}"))
+            while True:
+                time.sleep(60)
+        time.sleep(0.5)
+
+    def end(self):
+        os.kill(self.pid, signal.SIGTERM)
+        os.waitpid(self.pid, 0)
+
+
+def victim(mounts, writers):
+    aggressor = Aggressor(mounts, writers) if writers else None
+    seen = Load().add(VICTIM, interactive(f"{mounts[0]}/small"), pause=0.002).run(SECS)
+    if aggressor:
+        aggressor.end()
     return p99(seen[VICTIM])
 
 

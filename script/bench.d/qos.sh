@@ -9,7 +9,7 @@ ROUNDS=${ROUNDS:-3}
 RATE_MIB=${RATE_MIB:-200}
 
 bench_qos() {
-    build_all
+    [ "$DRAY" != "$DRAY_BUILT" ] || { need_rust && cargo build --release --quiet -p dray; }
     install_packages python3
     scratch
     chmod 755 "$WORK"

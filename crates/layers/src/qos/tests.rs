@@ -252,6 +252,7 @@ fn a_small_call_passes_large_ones_that_a_limit_holds_up() {
     while tree.next(SECOND, |_| true).is_some() {}
     assert!(tree.waiting() > 50);
     let call = Cost { bytes: 4096 };
+    assert!(tree.pass(SECOND, large, Cost { bytes: 0 }, (true, true)), "it makes a file");
     assert!(tree.pass(SECOND, small, call, (true, true)));
     assert!(!tree.pass(SECOND, small, call, (true, false)));
     // It has been taken from the whole: no more than the burst.

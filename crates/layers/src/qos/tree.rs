@@ -135,8 +135,11 @@ impl Node {
         !self.queue.is_empty() || !self.active.is_empty()
     }
 
-    fn ready_at(&self, small: bool) -> Nanos {
-        let limits = self.limits.iter().flatten();
+    /// When its limits let a call begin. A call without data does not wait for those of bytes: a kernel
+    /// that makes a file has its directory locked, and others wait for that.
+    fn ready_at(&self, small: bool, has_data: bool) -> Nanos {
+        let [bytes, calls] = &self.limits;
+        let limits = bytes.iter().filter(|_| has_data).chain(calls);
         limits.map(|bucket| bucket.ready_at(small)).max().unwrap_or(0)
     }
 
@@ -236,7 +239,8 @@ impl Tree {
             true => nobody_waits || self.is_behind(leaf),
             false => nobody_waits && room && self.nodes[leaf.at()].queue.is_empty(),
         };
-        if !may || !self.path(leaf).all(|one| self.nodes[one.at()].ready_at(small) <= now) {
+        let is_ready = |one: NodeIndex| self.nodes[one.at()].ready_at(small, cost.bytes > 0) <= now;
+        if !may || !self.path(leaf).all(is_ready) {
             return false;
         }
         self.charge(now, leaf, cost);
@@ -376,7 +380,7 @@ impl Tree {
 
     fn update_hold(&mut self, now: Nanos, index: NodeIndex) {
         let node = &mut self.nodes[index.at()];
-        let ready_at = node.ready_at(false); // as if only large ones waited
+        let ready_at = node.ready_at(false, true); // as if only large ones waited
         let until = (node.has_work() && ready_at > now).then_some(ready_at);
         if until == node.held_until {
             return;

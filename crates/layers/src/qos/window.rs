@@ -110,7 +110,7 @@ mod tests {
     fn settled(rate: u64, alone: Nanos) -> u64 {
         let mut window = Window::new(None);
         let (mut now, call) = (0, 1 << 20);
-        for _ in 0..20_000 {
+        for _ in 0..18_000 {
             window.is_full();
             // Calls of now wait behind what is under way.
             let queued = window.bytes() as u128 * 1_000_000_000 / u128::from(rate);

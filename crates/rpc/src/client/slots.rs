@@ -26,10 +26,22 @@ use crate::client::memory::{SLOTS_MAX, SessionMemory, SlotState};
 /// never used. The number is so small that a quiet session touches few slots.
 const RESTING_MIN: usize = 8;
 
-/// One slot in so many is for users who have few.
-const OF_OTHERS_PART: usize = 4;
+/// One slot in so many is for users who have few, and one in so many is for them and for changes
+/// without data.
+const OF_OTHERS_PART: usize = 8;
+const NOT_OF_DATA_PART: usize = 4;
 /// Few are one slot in so many.
 const FEW_PART: usize = 16;
+
+/// What a slot is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SlotUse {
+    /// A change of data. More slots are left for others than by other changes: a kernel makes those
+    /// with a directory locked, and others wait for that.
+    Data,
+    /// Another change.
+    Names,
+}
 
 /// The calls that the process before us had under way come again within this time, or never.
 const ORPHANS_MAX: Duration = Duration::from_secs(5);
@@ -202,11 +214,11 @@ impl ClientSlots {
     }
 
     /// Takes a slot for what began at `origin` (request 0: one that will not come again), waiting
-    /// while all are in use. Errors: `EINTR` when cancelled.
+    /// while all are in use, or those that are not for others. Errors: `EINTR` when cancelled.
     pub(crate) async fn take(
         self: &Arc<ClientSlots>,
         cx: &Context,
-        origin: Origin,
+        (origin, purpose): (Origin, SlotUse),
     ) -> Result<ReplaySlot> {
         let wanted = dray_rt::now();
         poll_fn(|task| {
@@ -215,7 +227,7 @@ impl ClientSlots {
                 let lost = "the server gave up the session in which this was asked before";
                 return Poll::Ready(Err(Error::unknown(Errno::EIO).because(lost)));
             }
-            let leaves_enough = state.leaves_enough(cx, origin);
+            let leaves_enough = state.leaves_enough(cx, origin, purpose);
             if leaves_enough && let Some((number, sequence)) = state.find(origin) {
                 state.use_for(number, cx);
                 self.memory.take_slot(number, sequence, origin);
@@ -268,10 +280,13 @@ impl State {
     /// Whether the caller's user may take another slot. A server may hold up all changes of one
     /// user, so that some slots are for users who have few (ADR 0048). The steps of one request, and
     /// what was asked for before, wait for nobody.
-    fn leaves_enough(&self, cx: &Context, origin: Origin) -> bool {
+    fn leaves_enough(&self, cx: &Context, origin: Origin, purpose: SlotUse) -> bool {
         let (count, used) = (self.count as usize, self.used.len());
-        if count.saturating_sub(used) > count / OF_OTHERS_PART || cx.internal || cx.steps.is_some()
-        {
+        let part = match purpose {
+            SlotUse::Data => NOT_OF_DATA_PART,
+            SlotUse::Names => OF_OTHERS_PART,
+        };
+        if count.saturating_sub(used) > count / part || cx.internal || cx.steps.is_some() {
             return true; // nearly always
         }
         let is_ours = |number: &&u32| self.users.get(**number as usize) == Some(&Some(cx.who.uid));
@@ -361,7 +376,9 @@ mod tests {
 
     fn take(slots: &Arc<ClientSlots>, request: u64) -> ReplaySlot {
         let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
-        executor.block_on(slots.take(&Context::system(), of_own(request))).unwrap()
+        executor
+            .block_on(slots.take(&Context::system(), (of_own(request), SlotUse::Names)))
+            .unwrap()
     }
 
     // proves: P94
@@ -390,7 +407,8 @@ mod tests {
         let thread = std::thread::spawn(move || {
             let mut executor = Executor::new(DriverKind::Epoll).unwrap();
             executor.block_on(async {
-                let slot = other.take(&Context::system(), of_own(100)).await.unwrap();
+                let slot =
+                    other.take(&Context::system(), (of_own(100), SlotUse::Names)).await.unwrap();
                 let known = (slot.number, slot.sequence);
                 drop(slot);
                 done.send(known).unwrap();
@@ -418,8 +436,10 @@ mod tests {
         let slots = left(4, &[(0, 100), (1, 102)]);
         slots.begin_anew(4);
         let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
-        let error =
-            executor.block_on(slots.take(&Context::system(), of_own(100))).err().expect("twice");
+        let error = executor
+            .block_on(slots.take(&Context::system(), (of_own(100), SlotUse::Names)))
+            .err()
+            .expect("twice");
         assert_eq!((error.errno(), error.fate()), (Errno::EIO, dray_core::Fate::Unknown));
         take(&slots, 104);
     }
@@ -441,7 +461,8 @@ mod tests {
             let memory = SessionMemory::from_fd(fd.try_clone().unwrap()).unwrap();
             let successor = Arc::new(ClientSlots::new(Arc::new(memory)));
             let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
-            let taken = executor.block_on(successor.take(&Context::system(), of_own(request)));
+            let taken = executor
+                .block_on(successor.take(&Context::system(), (of_own(request), SlotUse::Names)));
             taken.err().is_some_and(|error| error.errno() == Errno::EIO)
         };
         assert!(unknown(100) && unknown(102) && !unknown(104));

@@ -95,6 +95,7 @@ impl<'a> OutgoingCall<'a> {
         match needed || self.slot.is_some() {
             true => TagClass::Needed,
             false if self.cx.internal => TagClass::Plain,
+            false if self.into.is_some() => TagClass::ReadOf(self.cx.who.uid),
             false => TagClass::PlainOf(self.cx.who.uid),
         }
     }

@@ -16,13 +16,16 @@ pub(super) enum TagClass {
     /// A plain call of a user. A server may hold up all calls of one user, so that a part of the tags
     /// is for users who have few (ADR 0048).
     PlainOf(Uid),
+    /// A read of a user. More tags are left for others than by other plain calls: a kernel makes some of
+    /// those with a directory locked.
+    ReadOf(Uid),
 }
 
 impl TagClass {
     fn user(self) -> Option<Uid> {
         match self {
             TagClass::Needed | TagClass::Plain => None,
-            TagClass::PlainOf(uid) => Some(uid),
+            TagClass::PlainOf(uid) | TagClass::ReadOf(uid) => Some(uid),
         }
     }
 
@@ -31,8 +34,10 @@ impl TagClass {
     }
 }
 
-/// One plain tag in so many is for users who have few.
-const OF_OTHERS_PART: usize = 4;
+/// One plain tag in so many is for users who have few, and one in so many is for them and for calls
+/// that are no reads.
+const OF_OTHERS_PART: usize = 8;
+const NOT_OF_READS_PART: usize = 4;
 /// Few are one plain tag in so many.
 const FEW_PART: usize = 16;
 
@@ -98,7 +103,7 @@ impl Tags {
     fn queue(&mut self, class: TagClass) -> &mut Queue {
         match class {
             TagClass::Needed => &mut self.needed_queue,
-            TagClass::Plain | TagClass::PlainOf(_) => &mut self.plain_queue,
+            TagClass::Plain | TagClass::PlainOf(_) | TagClass::ReadOf(_) => &mut self.plain_queue,
         }
     }
 
@@ -108,15 +113,16 @@ impl Tags {
         free && match class {
             TagClass::Needed => true,
             TagClass::Plain => plain(),
-            TagClass::PlainOf(uid) => plain() && self.may_have_another(uid),
+            TagClass::PlainOf(uid) => plain() && self.may_have_another(uid, OF_OTHERS_PART),
+            TagClass::ReadOf(uid) => plain() && self.may_have_another(uid, NOT_OF_READS_PART),
         }
     }
 
-    /// Whether this user leaves enough for others.
-    fn may_have_another(&self, uid: Uid) -> bool {
+    /// Whether this user leaves enough for others: one plain tag in `part`.
+    fn may_have_another(&self, uid: Uid, part: usize) -> bool {
         let max = self.plain_max();
         let held = || self.users.iter().find(|(user, _)| *user == uid).map_or(0, |(_, held)| *held);
-        max - self.plain > max / OF_OTHERS_PART || held() < (max / FEW_PART).max(1)
+        max - self.plain > max / part || held() < (max / FEW_PART).max(1)
     }
 
     fn count(&mut self, class: TagClass, change: impl Fn(usize) -> usize) {
@@ -317,18 +323,21 @@ mod tests {
     #[test]
     fn one_user_leaves_tags_for_others() {
         let mut tags = granted(128, 64);
-        let [greedy, other] = [1000, 1001].map(|uid| TagClass::PlainOf(Uid(uid)));
+        let [greedy, other] = [1000, 1001].map(|uid| TagClass::ReadOf(Uid(uid)));
         let taken = take_all(&mut tags, greedy);
         assert_eq!(taken.len(), 48, "three quarters of the plain ones");
         let (first, second) = (Arc::new(Counted::default()), Arc::new(Counted::default()));
         let (mut of_greedy, mut of_other) = (None, None);
         tags.wait(greedy, &mut of_greedy, &first.clone().into());
+        let looked_up = take_all(&mut tags, TagClass::PlainOf(Uid(1000)));
+        assert_eq!(looked_up.len(), 8, "its lookups do not wait for its reads");
         let of_others = take_all(&mut tags, other);
         assert_eq!(of_others.len(), 4, "nobody waits for the greedy one");
         tags.wait(other, &mut of_other, &second.clone().into());
         tags.give_back(of_others[0], other);
         assert!(second.was_woken() && !first.was_woken());
         assert!(tags.take(other, &mut of_other).is_some());
+        looked_up.iter().for_each(|tag| tags.give_back(*tag, TagClass::PlainOf(Uid(1000))));
         taken.iter().for_each(|tag| tags.give_back(*tag, greedy));
         assert!(first.was_woken());
         assert!(tags.take(greedy, &mut of_greedy).is_some());
