@@ -17,9 +17,9 @@ pub enum QosCommand {
 
 /// Make a rule, or another one of a rule that is there. It counts at once.
 ///
-/// KEY is one of those of [qos.rule.NAME] in the configuration: match.job, match.user, match.group,
-/// match.node, match.op, match.export, within, each, weight, reservation, reservation_ops, limit,
-/// limit_ops, burst, background, in_service. A list is written with commas.
+/// KEY is one of those of [qos.rule.NAME] in the configuration. These are match.job, match.user,
+/// match.group, match.node, match.op, match.export, within, each, weight, reservation,
+/// reservation_ops, limit, limit_ops, burst, background and in_service. A list has commas.
 #[derive(Debug, clap::Args)]
 #[command(after_help = examples::QOS_SET)]
 pub struct QosSetArgs {

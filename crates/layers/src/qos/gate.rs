@@ -6,61 +6,34 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::task::{Context as TaskContext, Poll, Waker};
+use std::task::Waker;
 use std::time::Duration;
 
 use dray_core::{
-    CallAdmission, Class as Urgency, Context, Error, Grant, GrantedAdmit, Identity, ObservedCall,
-    Op, Peer, Result,
+    CallAdmission, Context, Error, Grant, GrantedAdmit, Identity, ObservedCall, Op, Peer,
 };
 use dray_rt::{Instant, Tick, now, sleep_until, spawn};
 
 use super::bucket::Nanos;
 use super::identity_cache;
-use super::report::{self, ClassCounts, ClassReport, QosReport, SAMPLE_MIN, Sample};
+use super::report::{self, ClassReport, QosReport, SAMPLE_MIN, Sample};
 use super::rules::{Caller, RuleSet};
-use super::tree::{CALL_COST_BYTES, Cost, NodeIndex, Rates, Ticket, Tree};
+use super::state::{QosClass, State, WaitingCall, carry_counts};
+use super::tree::{CALL_COST_BYTES, Cost, Rates, Ticket, Tree};
+use super::waiting::Waiting;
 use super::window::Window;
 
 /// Calls with up to so much data count as one each below; larger ones by their data.
 const SMALL_MAX_BYTES: u64 = 64 << 10;
 /// Small calls that may be under way below at a time.
 const SMALL_CALLS_MAX: u64 = 256;
-/// Classes of one export; callers beyond share one class for each rule.
-const CLASSES_MAX: usize = 65_536;
-/// The class of those callers.
-const OTHERS: &str = "(others)";
-/// A class that had no call for so long makes room for another one.
-const IDLE: Nanos = 10_000_000_000;
 /// Calls take no lock again once nobody has waited for so long.
 const QUIET: Nanos = 10_000_000;
 /// A timer that is so late has gone with its thread.
 const TIMER_LATE: Nanos = 50_000_000;
-
-/// A class, for those who look it up.
-pub struct QosClass {
-    rule: String,
-    value: String,
-    within: String,
-    rates: Rates,
-    node: NodeIndex,
-    /// Neither a limit nor a reservation on the way to the root.
-    is_free: bool,
-    calls: AtomicU64,
-    bytes: AtomicU64,
-    waits: AtomicU64,
-    wait: AtomicU64,
-}
-
-impl QosClass {
-    fn begun(&self, cost: Cost) {
-        self.calls.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        self.bytes.fetch_add(cost.bytes, std::sync::atomic::Ordering::Relaxed);
-    }
-}
 
 /// The shares of one export. Cheap to clone.
 #[derive(Clone)]
@@ -70,7 +43,7 @@ pub struct QosGate {
     first: Option<Arc<dyn CallAdmission>>,
 }
 
-struct Gate {
+pub(super) struct Gate {
     number: u64,
     is_on: AtomicBool,
     by_op: AtomicBool,
@@ -85,40 +58,8 @@ struct Gate {
     state: Mutex<State>,
 }
 
-struct State {
-    rules: RuleSet,
-    tree: Tree,
-    /// The nodes of rules that others are within.
-    inner: HashMap<usize, NodeIndex>,
-    classes: HashMap<(Option<usize>, String), Arc<QosClass>>,
-    waiting: Vec<Option<WaitingCall>>,
-    free: Vec<Ticket>,
-    arrivals: u64,
-    window: Window,
-    /// When the timer wakes.
-    timer: Option<Nanos>,
-    /// Since when nobody waits.
-    quiet_since: Nanos,
-    samples: [Sample; 2],
-}
-
-/// A call that waits, or has been let go and does not know it yet.
-struct WaitingCall {
-    who: Arc<Identity>,
-    node: String,
-    op: Op,
-    urgency: Urgency,
-    cost: Cost,
-    class: Arc<QosClass>,
-    /// The order of arrival.
-    number: u64,
-    since: Nanos,
-    waker: Option<Waker>,
-    grant: Option<Grant>,
-}
-
-/// Kinds of grants, in the bits of its number: a small call, or a large one with its KiB in the
-/// lowest 23 and the microsecond of its beginning above.
+/// Kinds of grants, in the bits of its number. The highest is of a small call. A large one has its KiB in the
+/// lowest 23, and the microsecond of its beginning above.
 const SMALL: u64 = 1 << 63;
 const KIB_BITS: u32 = 23;
 const KIB_MASK: u64 = (1 << KIB_BITS) - 1;
@@ -153,7 +94,7 @@ fn node_of(cx: &Context) -> String {
     }
 }
 
-fn nanos() -> Nanos {
+pub(super) fn nanos() -> Nanos {
     now().as_nanos()
 }
 
@@ -210,151 +151,8 @@ impl Default for QosGate {
     }
 }
 
-impl State {
-    fn classify(&mut self, caller: &Caller<'_>, urgency: Urgency, gate: &Gate) -> Arc<QosClass> {
-        let (rule, mut value) = match self.rules.classify(caller) {
-            Some((rule, value)) => (Some(rule), value),
-            None => (None, String::new()),
-        };
-        if urgency == Urgency::Background {
-            value.push_str(BACKGROUND);
-        }
-        if let Some(class) = self.classes.get(&(rule, value.clone())) {
-            return class.clone();
-        }
-        if self.classes.len() >= CLASSES_MAX {
-            self.forget_idle(gate);
-        }
-        if self.classes.len() >= CLASSES_MAX {
-            value = OTHERS.to_owned();
-        }
-        let key = (rule, value);
-        match self.classes.get(&key) {
-            Some(class) => class.clone(),
-            None => self.new_class(key, urgency),
-        }
-    }
-
-    fn new_class(&mut self, key: (Option<usize>, String), urgency: Urgency) -> Arc<QosClass> {
-        let compiled = key.0.map(|index| &self.rules.rules()[index]);
-        let rule = compiled.map_or(String::new(), |compiled| compiled.rule.name.clone());
-        let is_inner = key.0.is_some_and(|index| self.is_inner(index));
-        let mut rates = compiled.map_or(Rates::default(), |compiled| compiled.rates);
-        let parent = match key.0 {
-            Some(index) if is_inner => self.inner_node(index),
-            Some(index) => {
-                self.rules.rules()[index].parent.map_or(NodeIndex::ROOT, |up| self.inner_node(up))
-            }
-            None => NodeIndex::ROOT,
-        };
-        let within = match (is_inner, key.0) {
-            (true, _) => rule.clone(),
-            (false, Some(index)) => {
-                self.rules.rules()[index].rule.within.clone().unwrap_or_default()
-            }
-            (false, None) => String::new(),
-        };
-        if is_inner {
-            rates = Rates::default(); // those of the rule are its node's
-        }
-        if urgency == Urgency::Background {
-            rates.weight_milli = (rates.weight_milli / BACKGROUND_PART).max(1);
-            (rates.reservation, rates.reservation_ops) = (0, 0);
-        }
-        let is_free = |rates: &Rates| {
-            let Rates { reservation, reservation_ops, limit, limit_ops, .. } = *rates;
-            [reservation, reservation_ops, limit, limit_ops] == [0; 4]
-        };
-        let mut all_free = is_free(&rates) && is_free(&self.rules.root());
-        let mut above = key.0;
-        while let Some(index) = above {
-            let compiled = &self.rules.rules()[index];
-            all_free &= is_free(&compiled.rates);
-            above = compiled.parent;
-        }
-        let node = self.tree.add(parent, rates, nanos());
-        let class = Arc::new(QosClass {
-            rule,
-            value: key.1.clone(),
-            within,
-            rates,
-            node,
-            is_free: all_free,
-            calls: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            waits: AtomicU64::new(0),
-            wait: AtomicU64::new(0),
-        });
-        self.classes.insert(key, class.clone());
-        class
-    }
-
-    fn is_inner(&self, index: usize) -> bool {
-        self.rules.rules().iter().any(|other| other.parent == Some(index))
-    }
-
-    /// The node of a rule that others are within.
-    fn inner_node(&mut self, index: usize) -> NodeIndex {
-        if let Some(node) = self.inner.get(&index) {
-            return *node;
-        }
-        let compiled = &self.rules.rules()[index];
-        let (rates, up) = (compiled.rates, compiled.parent);
-        let parent = up.map_or(NodeIndex::ROOT, |up| self.inner_node(up));
-        let node = self.tree.add(parent, rates, nanos());
-        self.inner.insert(index, node);
-        node
-    }
-
-    /// Makes room for other classes.
-    fn forget_idle(&mut self, gate: &Gate) {
-        let (now, tree) = (nanos(), &mut self.tree);
-        self.classes.retain(|_, class| {
-            let is_idle = tree.last_used(class.node) + IDLE < now;
-            !(is_idle && tree.remove(class.node))
-        });
-        gate.generation.fetch_add(1, SeqCst);
-    }
-
-    /// Puts a call behind those of its class.
-    fn wait(&mut self, call: WaitingCall) -> Ticket {
-        let (node, cost) = (call.class.node, call.cost);
-        let ticket = self.free.pop().unwrap_or_else(|| {
-            self.waiting.push(None);
-            u32::try_from(self.waiting.len() - 1).expect("calls of connections are limited")
-        });
-        self.waiting[ticket as usize] = Some(call);
-        self.tree.wait(nanos(), node, ticket, cost);
-        ticket
-    }
-
-    fn remove(&mut self, ticket: Ticket) -> Option<WaitingCall> {
-        let call = self.waiting[ticket as usize].take()?;
-        self.free.push(ticket);
-        Some(call)
-    }
-
-    fn counts(&self) -> HashMap<(String, String), ClassCounts> {
-        use std::sync::atomic::Ordering::Relaxed;
-        let of = |class: &QosClass| ClassCounts {
-            calls: class.calls.load(Relaxed),
-            bytes: class.bytes.load(Relaxed),
-            waits: class.waits.load(Relaxed),
-            wait: class.wait.load(Relaxed),
-            waiting: self.tree.waiting_in(class.node) as u64,
-        };
-        let all = self.classes.values();
-        all.map(|class| ((class.rule.clone(), class.value.clone()), of(class))).collect()
-    }
-}
-
-/// How the background calls of a class are told from the others.
-const BACKGROUND: &str = " (background)";
-/// Their weight is that of the others by this.
-const BACKGROUND_PART: u32 = 100;
-
 impl Gate {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -364,7 +162,7 @@ impl Gate {
         identity_cache::class_of(of, cx, told_by, || {
             let node = node_of(cx);
             let mut state = self.lock();
-            state.classify(&caller(&cx.who, &node, op), cx.class, self)
+            state.classify(&caller(&cx.who, &node, op), cx.class, &self.generation)
         })
     }
 
@@ -436,7 +234,6 @@ impl Gate {
     }
 
     fn let_go(&self, call: &mut WaitingCall, now: Nanos) {
-        use std::sync::atomic::Ordering::Relaxed;
         call.class.begun(call.cost);
         call.class.waits.fetch_add(1, Relaxed);
         call.class.wait.fetch_add(now.saturating_sub(call.since), Relaxed);
@@ -497,7 +294,7 @@ impl Gate {
     }
 
     /// A call gives up its wait, or its grant.
-    fn give_up(self: &Arc<Self>, ticket: Ticket) {
+    pub(super) fn give_up(self: &Arc<Self>, ticket: Ticket) {
         let mut state = self.lock();
         let Some(call) = state.remove(ticket) else { return };
         let now = nanos();
@@ -538,7 +335,8 @@ impl Gate {
             let Some(mut call) = state.waiting[ticket as usize].take() else { continue };
             let who = call.who.clone();
             let node = call.node.clone();
-            call.class = state.classify(&caller(&who, &node, call.op), call.urgency, self);
+            call.class =
+                state.classify(&caller(&who, &node, call.op), call.urgency, &self.generation);
             if !is_on {
                 self.let_go(&mut call, now);
                 woken.extend(call.waker.take());
@@ -593,74 +391,6 @@ impl Gate {
     }
 }
 
-fn caller<'a>(who: &'a Identity, node: &'a str, op: Op) -> Caller<'a> {
-    Caller { job: &who.job, uid: who.uid, gid: who.gid, groups: &who.groups, node, op }
-}
-
-/// Classes that are known by the same names go on counting.
-fn carry_counts(
-    classes: &HashMap<(Option<usize>, String), Arc<QosClass>>,
-    before: HashMap<(Option<usize>, String), Arc<QosClass>>,
-) {
-    use std::sync::atomic::Ordering::Relaxed;
-    let before: HashMap<_, _> = before
-        .into_values()
-        .map(|class| ((class.rule.clone(), class.value.clone()), class))
-        .collect();
-    for class in classes.values() {
-        let Some(old) = before.get(&(class.rule.clone(), class.value.clone())) else { continue };
-        let counts = [
-            (&class.calls, &old.calls),
-            (&class.bytes, &old.bytes),
-            (&class.waits, &old.waits),
-            (&class.wait, &old.wait),
-        ];
-        for (new, old) in counts {
-            new.fetch_add(old.load(Relaxed), Relaxed);
-        }
-    }
-}
-
-/// A call that waits.
-struct Waiting {
-    gate: Arc<Gate>,
-    /// None: it has its grant.
-    ticket: Option<Ticket>,
-    cx: Context,
-}
-
-impl Future for Waiting {
-    type Output = Result<Grant>;
-
-    fn poll(mut self: Pin<&mut Self>, task: &mut TaskContext<'_>) -> Poll<Result<Grant>> {
-        let Some(ticket) = self.ticket else { return Poll::Ready(Ok(Grant::NONE)) };
-        let mut state = self.gate.lock();
-        let Some(call) = &mut state.waiting[ticket as usize] else {
-            return Poll::Ready(Ok(Grant::NONE));
-        };
-        if let Some(grant) = call.grant {
-            state.remove(ticket);
-            drop(state);
-            self.ticket = None;
-            return Poll::Ready(Ok(grant));
-        }
-        match &mut call.waker {
-            Some(waker) => waker.clone_from(task.waker()),
-            none => *none = Some(task.waker().clone()),
-        }
-        drop(state);
-        self.cx.poll_cancelled(task).map(Err) // it gives up when it is dropped
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        if let Some(ticket) = self.ticket.take() {
-            self.gate.give_up(ticket);
-        }
-    }
-}
-
 impl QosGate {
     /// Waits for its turn, unless there is none to wait for.
     fn admit_or_wait(&self, cx: &Context, call: &ObservedCall<'_>) -> GrantedAdmit<'static> {
@@ -677,7 +407,7 @@ impl QosGate {
         // From now on calls that end look for those that wait.
         gate.is_congested.store(true, SeqCst);
         // The rules may be others by now.
-        let class = state.classify(&caller(&cx.who, &node, call.op), cx.class, gate);
+        let class = state.classify(&caller(&cx.who, &node, call.op), cx.class, &gate.generation);
         state.arrivals += 1;
         let (number, since) = (state.arrivals, nanos());
         let ticket = state.wait(WaitingCall {
@@ -743,4 +473,8 @@ impl CallAdmission for QosGate {
             first.refused(cx, call, error, elapsed);
         }
     }
+}
+
+fn caller<'a>(who: &'a Identity, node: &'a str, op: Op) -> Caller<'a> {
+    Caller { job: &who.job, uid: who.uid, gid: who.gid, groups: &who.groups, node, op }
 }

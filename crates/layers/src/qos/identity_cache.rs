@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dray_core::{Class as Urgency, Context, Identity, Op};
 
-use super::gate::QosClass;
+use super::state::QosClass;
 
 /// Callers that each thread remembers.
 const ENTRIES: usize = 64;
@@ -29,7 +29,7 @@ thread_local! {
 
 /// The class of a call; `find` finds it where it is not remembered. `op`: none where classes do not
 /// depend on it.
-pub fn class_of(
+pub(super) fn class_of(
     of: (u64, u64),
     cx: &Context,
     op: Option<Op>,

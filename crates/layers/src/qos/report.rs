@@ -104,8 +104,8 @@ pub fn rate(
     }
 }
 
-/// What each of them was entitled to of `all`, level by level: those that wanted less have what
-/// they used, and the others divide the rest by their weights.
+/// What each of them was entitled to of `all`, level by level. Those that wanted less have what
+/// they used. The others divide the rest by their weights.
 fn fair_shares(classes: &[ClassReport], used: &[(f64, bool)], all: f64) -> Vec<f64> {
     // Classes within one rule stand for one class of that among the others.
     let mut tops: Vec<(String, f64, f64, bool, Vec<usize>)> = Vec::new();

@@ -10,8 +10,8 @@
 //! - A node that has had less than its reservation goes first, the one that is most behind.
 //! - Otherwise the child with the smallest start tag is next, from the root down to a leaf.
 //!
-//! A node that had nothing to do begins at the virtual time of its parent: it neither saves up
-//! what it did not use, nor pays for what it used while others were idle.
+//! A node that had nothing to do begins at the virtual time of its parent. It does not save up what
+//! it did not use, nor pays for what it used while others were idle.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -135,7 +135,7 @@ impl Node {
         !self.queue.is_empty() || !self.active.is_empty()
     }
 
-    /// When its limits let a call begin. A call without data does not wait for those of bytes: a kernel
+    /// When its limits let a call begin. A call without data does not wait for those of bytes. A kernel
     /// that makes a file has its directory locked, and others wait for that.
     fn ready_at(&self, small: bool, has_data: bool) -> Nanos {
         let [bytes, calls] = &self.limits;
@@ -226,7 +226,7 @@ impl Tree {
 
     /// A call of `leaf` has come. Whether it may begin at once; it is charged then. `room`: the
     /// file system below takes another call. `small`: the call may pass large calls that wait, also
-    /// those of its class, as long as its class has had no more than the others.
+    /// of its class. Its class must have had no more than the others.
     pub fn pass(
         &mut self,
         now: Nanos,

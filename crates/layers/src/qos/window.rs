@@ -1,7 +1,7 @@
 //! How much data may be under way in the file system below, whose rate nobody knows.
 //!
 //! A queue that nobody schedules forms below once more is under way than the file system can use.
-//! Then calls take longer there. So the window follows their duration: it shrinks when calls take more
+//! Then calls take longer there. So the window follows their duration. It shrinks when calls take more
 //! than twice as long as alone, and grows while it is what holds calls up. This is the control of
 //! TCP Vegas (Brakmo, Peterson, IEEE JSAC 13(8), 1995), for calls. How long they take alone is
 //! measured for a moment every ten seconds, with a small window (as BBR does: ACM Queue 14(5), 2016).

@@ -26,9 +26,9 @@ use crate::client::memory::{SLOTS_MAX, SessionMemory, SlotState};
 /// never used. The number is so small that a quiet session touches few slots.
 const RESTING_MIN: usize = 8;
 
-/// One slot in so many is for users who have few, and one in so many is for them and for changes
-/// without data.
+/// One slot in so many is for users who have few.
 const OF_OTHERS_PART: usize = 8;
+/// One in so many is for them, and for changes without data.
 const NOT_OF_DATA_PART: usize = 4;
 /// Few are one slot in so many.
 const FEW_PART: usize = 16;
@@ -213,8 +213,8 @@ impl ClientSlots {
         }
     }
 
-    /// Takes a slot for what began at `origin` (request 0: one that will not come again), waiting
-    /// while all are in use, or those that are not for others. Errors: `EINTR` when cancelled.
+    /// Takes a slot for what began at `origin` (request 0: one that will not come again). Waits
+    /// while all are in use but those that are for others. Errors: `EINTR` when cancelled.
     pub(crate) async fn take(
         self: &Arc<ClientSlots>,
         cx: &Context,

@@ -34,9 +34,9 @@ impl TagClass {
     }
 }
 
-/// One plain tag in so many is for users who have few, and one in so many is for them and for calls
-/// that are no reads.
+/// One plain tag in so many is for users who have few.
 const OF_OTHERS_PART: usize = 8;
+/// One in so many is for them, and for calls that are no reads.
 const NOT_OF_READS_PART: usize = 4;
 /// Few are one plain tag in so many.
 const FEW_PART: usize = 16;
