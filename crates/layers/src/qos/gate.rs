@@ -4,6 +4,7 @@
 //! below, and goes on. Any other call takes the lock of the export's scheduler once, and its end
 //! takes it once more.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -74,7 +75,7 @@ fn kib(cost: Cost) -> u64 {
 }
 
 fn micros(at: Nanos) -> u64 {
-    at / 1000 & MICROS_MASK
+    (at / 1000) & MICROS_MASK
 }
 
 /// The data that a call is charged for.
@@ -123,6 +124,7 @@ impl QosGate {
                 window,
                 timer: None,
                 quiet_since: 0,
+                looked_for_idle: 0,
                 samples: Default::default(),
             }),
         };
@@ -216,8 +218,12 @@ impl Gate {
 
     /// Lets go all who may begin. The wakers are for after the lock.
     fn dispatch(self: &Arc<Self>, state: &mut State, now: Nanos) -> Vec<Waker> {
-        let mut woken = Vec::new();
-        while let Some(ticket) = state.tree.next(now, |cost| self.has_room(cost)) {
+        let (mut woken, is_full) = (Vec::new(), Cell::new(false));
+        let fits = |cost| {
+            is_full.set(!self.has_room(cost));
+            !is_full.get()
+        };
+        while let Some(ticket) = state.tree.next(now, fits) {
             let Some(call) = &mut state.waiting[ticket as usize] else { continue };
             self.let_go(call, now);
             woken.extend(call.waker.take());
@@ -226,9 +232,11 @@ impl Gate {
             state.quiet_since = now;
             return woken;
         }
-        match state.tree.next_event() {
-            Some(at) => self.set_timer(state, now, at),
-            None => state.window.is_full(),
+        if is_full.get() {
+            state.window.is_full();
+        }
+        if let Some(at) = state.tree.next_event() {
+            self.set_timer(state, now, at);
         }
         woken
     }

@@ -21,6 +21,8 @@ const CLASSES_MAX: usize = 65_536;
 const OTHERS: &str = "(others)";
 /// A class that had no call for so long makes room for another one.
 const IDLE: Nanos = 10_000_000_000;
+/// How long nobody looks for idle classes again.
+const LOOK_AGAIN: Nanos = 1_000_000_000;
 /// How the background calls of a class are told from the others.
 const BACKGROUND: &str = " (background)";
 /// Their weight is that of the others by this.
@@ -62,6 +64,8 @@ pub(super) struct State {
     pub(super) timer: Option<Nanos>,
     /// Since when nobody waits.
     pub(super) quiet_since: Nanos,
+    /// When idle classes were looked for last.
+    pub(super) looked_for_idle: Nanos,
     pub(super) samples: [Sample; 2],
 }
 
@@ -188,6 +192,10 @@ impl State {
     /// Makes room for other classes.
     pub(super) fn forget_idle(&mut self, generation: &AtomicU64) {
         let (now, tree) = (nanos(), &mut self.tree);
+        if now < self.looked_for_idle + LOOK_AGAIN {
+            return; // a look takes all classes
+        }
+        self.looked_for_idle = now;
         self.classes.retain(|_, class| {
             let is_idle = tree.last_used(class.node) + IDLE < now;
             !(is_idle && tree.remove(class.node))
