@@ -89,9 +89,8 @@ impl Model {
         client.waiting -= 1;
         client.done_bytes += client.call.bytes;
         client.done_calls += 1;
-        if self.rate > 0 {
-            let weighed = client.call.weighed();
-            self.busy_until = self.busy_until.max(self.now) + weighed * SECOND / self.rate;
+        if let Some(lasts) = (client.call.weighed() * SECOND).checked_div(self.rate) {
+            self.busy_until = self.busy_until.max(self.now) + lasts;
         }
     }
 
