@@ -13,7 +13,7 @@ use dray_bench::tcp::Mode;
 use dray_bench::workload::{self, Run};
 use dray_bench::{
     CommandResult, aggregate, audit, context, counters, hoard, idle, inetd, layers, lock_waiters,
-    many, null_mount, plot, report, sessions, tcp,
+    many, null_mount, plot, qos, report, sessions, tcp,
 };
 
 /// Runs one command. An empty error asks for the usage.
@@ -36,6 +36,7 @@ pub fn run(command: &str, args: &BenchArgs) -> CommandResult {
         "inetd" => inetd::run(args.number("port", 0)?, args.plain()),
         "aggregate" => aggregate::run(args),
         "audit" => audit::run(args),
+        "qos-decisions" => qos::run(args),
         "report" => report::run(args),
         "plot" => plot::run(args),
         _ => Err(String::new()),

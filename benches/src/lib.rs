@@ -26,6 +26,7 @@ pub mod measure;
 pub mod nfs;
 pub mod null_mount;
 pub mod plot;
+pub mod qos;
 pub mod report;
 pub mod sessions;
 pub mod syscalls;

@@ -113,6 +113,25 @@ pub enum Admit<'a> {
     Refuse(Error),
 }
 
+/// What an admitted call holds until it has ended: a number of the admission's own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Grant(pub u64);
+
+impl Grant {
+    /// The call holds nothing.
+    pub const NONE: Grant = Grant(0);
+}
+
+/// The decision about a call that is told when it has ended.
+pub enum GrantedAdmit<'a> {
+    /// The call goes on.
+    Now(Grant),
+    /// The call goes on, or fails, when this future has ended.
+    After(Fut<'a, Result<Grant>>),
+    /// The call fails.
+    Refuse(Error),
+}
+
 /// Decides about the calls of clients to one export: shares of bandwidth, or deliberate faults.
 ///
 /// A server asks before a call waits for anything. A call that has to wait here holds no lock on a
@@ -120,9 +139,20 @@ pub enum Admit<'a> {
 /// The server does not ask for its own calls, nor for calls that restore what a client had before a
 /// restart.
 pub trait CallAdmission: Send + Sync + 'static {
+    /// Whether calls are to be asked for now. It may change at any time.
+    fn is_on(&self) -> bool;
+
+    /// Lets a call begin, if that can be decided at once. None: nothing is decided, and
+    /// [`CallAdmission::admit`] is to be asked.
+    fn admit_at_once(&self, cx: &Context, call: &ObservedCall<'_>) -> Option<Grant>;
+
     /// A call has come. A decision that is possible at once should be made at once, because a
     /// future costs an allocation.
-    fn admit<'a>(&'a self, cx: &'a Context, call: &'a ObservedCall<'a>) -> Admit<'a>;
+    fn admit<'a>(&'a self, cx: &'a Context, call: &'a ObservedCall<'a>) -> GrantedAdmit<'a>;
+
+    /// A call that was admitted has ended, or will not be made: said once for each grant but
+    /// [`Grant::NONE`].
+    fn ended(&self, grant: Grant);
 
     /// A call has failed with the error that [`CallAdmission::admit`] gave it, `elapsed` after that
     /// was asked. It was not carried out.

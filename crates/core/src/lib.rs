@@ -28,7 +28,9 @@ mod session;
 mod shares;
 mod validity;
 
-pub use admission::{Admit, CallAdmission, CallDetail, MakeKind, ObservedCall, OpenTotals};
+pub use admission::{
+    Admit, CallAdmission, CallDetail, Grant, GrantedAdmit, MakeKind, ObservedCall, OpenTotals,
+};
 pub use attr::{Attr, Entry, FileType, SetAttr, Statfs, TimeSet, Timestamp};
 pub use buf::{Buf, BufMut, Memory, Pages, RegionId, Take, copied_bytes};
 pub use context::{Cancel, Class, Context, Counted, Identity};

@@ -17,6 +17,7 @@ use crate::serve::export::ExportPlan;
 mod audit;
 mod examples;
 mod helper;
+mod qos;
 mod usage_error;
 
 pub use audit::{
@@ -24,6 +25,7 @@ pub use audit::{
     RegisterArgs, SearchArgs, VerifyArgs,
 };
 pub use helper::helper_args;
+pub use qos::{QosCommand, QosRemoveArgs, QosSetArgs, QosTopArgs};
 
 /// Carries file I/O from the nodes that compute to the storage that a site already has.
 #[derive(Debug, Parser)]
@@ -71,6 +73,12 @@ pub enum Command {
     Drain(DrainArgs),
     Accept(AcceptArgs),
     Audit(AuditArgs),
+    /// Share the bandwidth of a server's exports: set rules, remove them, see what each has
+    Qos {
+        /// What to do.
+        #[command(subcommand)]
+        command: QosCommand,
+    },
     Upgrade(UpgradeArgs),
     Key(KeyArgs),
     /// Check a file of projections, or show what it means

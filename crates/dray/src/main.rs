@@ -27,6 +27,7 @@ mod notify_systemd;
 mod output;
 mod paths;
 mod projection;
+mod qos;
 mod run_file;
 mod sandbox;
 mod serve;
@@ -75,6 +76,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Drain(args) => drain::run(&args),
         Command::Accept(args) => accept::run(&args),
         Command::Audit(args) => audit::run(&args),
+        Command::Qos { command } => qos::run(&command),
         Command::Demo(args) => demo::run(&args),
         Command::Survey(args) => survey::run(&args),
         Command::Completions { shell } => manual::completions(shell),

@@ -5,7 +5,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_core::{Admit, CallAdmission, Context, Error, FileId, FileSystem, ObservedCall, Result};
+use dray_core::{
+    Admit, CallAdmission, Context, Error, FileId, FileSystem, Grant, GrantedAdmit, ObservedCall,
+    Result,
+};
 
 use crate::observe::{Observer, Outcome};
 use crate::observed::{Observed, admitted};
@@ -63,22 +66,33 @@ impl Observer for Observers {
 }
 
 impl CallAdmission for Observers {
-    fn admit<'a>(&'a self, cx: &'a Context, call: &'a ObservedCall<'a>) -> Admit<'a> {
+    fn is_on(&self) -> bool {
+        true // there is none where no observer admits
+    }
+
+    fn admit_at_once(&self, _: &Context, _: &ObservedCall<'_>) -> Option<Grant> {
+        None
+    }
+
+    fn admit<'a>(&'a self, cx: &'a Context, call: &'a ObservedCall<'a>) -> GrantedAdmit<'a> {
         for (index, one) in self.admitting.iter().enumerate() {
             match one.admit(cx, call) {
                 Admit::Now => {}
-                Admit::Refuse(error) => return Admit::Refuse(error),
+                Admit::Refuse(error) => return GrantedAdmit::Refuse(error),
                 Admit::After(wait) => {
                     let rest = &self.admitting[index + 1..];
-                    return Admit::After(Box::pin(async move {
+                    return GrantedAdmit::After(Box::pin(async move {
                         wait.await?;
-                        admitted_by_all(rest, cx, call).await
+                        admitted_by_all(rest, cx, call).await?;
+                        Ok(Grant::NONE)
                     }));
                 }
             }
         }
-        Admit::Now
+        GrantedAdmit::Now(Grant::NONE)
     }
+
+    fn ended(&self, _: Grant) {}
 
     fn refused(&self, cx: &Context, call: &ObservedCall<'_>, error: &Error, elapsed: Duration) {
         let outcome = Outcome { error: Some(error), ..Outcome::default() };

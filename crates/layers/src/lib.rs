@@ -3,7 +3,8 @@
 //! *Observers* look on: they may let a call wait or refuse it, and they learn how it ended.
 //! [`Observed`] puts an observer around any file system, and asks it there. [`observe_export`] is for
 //! a file system that a server serves: there the server asks, before a call waits for others.
-//! [`metrics`], [`faults`] and [`audit`] are observers.
+//! [`metrics`], [`faults`] and [`audit`] are observers. [`qos`] lets calls wait, and is told when they
+//! have ended.
 //!
 //! *Transformers* carry out a call in their own way: [`placement`] makes one file system of several servers,
 //! and [`aggregate`] reads ahead and merges small writes.
@@ -19,6 +20,7 @@ pub mod metrics;
 mod observe;
 mod observed;
 pub mod placement;
+pub mod qos;
 mod session;
 
 pub use export::{ObservedExport, observe_export};

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_core::{
-    Admit, Buf, BufMut, Context, CreateHow, Errno, FileId, FileSystem, FindJobs, HearChanges,
-    IO_MAX_BYTES, LockOwner, Make, Name, NodeId, ObservedCall, Op, OpenFile, OpenHow, RequestId,
-    SessionControl, Stack, Write, put_in_steps,
+    Buf, BufMut, Context, CreateHow, Errno, FileId, FileSystem, FindJobs, GrantedAdmit,
+    HearChanges, IO_MAX_BYTES, LockOwner, Make, Name, NodeId, ObservedCall, Op, OpenFile, OpenHow,
+    RequestId, SessionControl, Stack, Write, put_in_steps,
 };
 use dray_layers::faults::{Fault, Faults, When};
 use dray_layers::metrics::Metrics;
@@ -211,8 +211,8 @@ fn observers_of_an_export_admit_one_after_the_other() {
         let mut ends = Vec::new();
         for _ in 0..2 {
             match admission.admit(&cx, &call) {
-                Admit::After(wait) => ends.push(wait.await),
-                Admit::Now | Admit::Refuse(_) => panic!("not delayed"),
+                GrantedAdmit::After(wait) => ends.push(wait.await.map(drop)),
+                GrantedAdmit::Now(_) | GrantedAdmit::Refuse(_) => panic!("not delayed"),
             }
         }
         assert_eq!(begin.elapsed(), Duration::from_millis(400));

@@ -64,3 +64,13 @@ pub const SURVEY: &str = "Examples:
   dray survey /srv/home                     # at the server: what its disks can do
   dray survey /home                         # at a client: a mount
   dray survey dray://node1/home --threads 1,8 --block 64K";
+
+pub const QOS_SET: &str = "Examples:
+  # all jobs whose name begins with sim have 200 MiB a second in any case
+  dray qos set sims 'match.job=sim*' reservation=200M
+
+  # each user has the same share, and 1 GiB a second at most
+  dray qos set users each=user limit=1G --keep
+
+  # what the file system below gives, where that is known
+  dray qos set home match.export=home limit=2G";

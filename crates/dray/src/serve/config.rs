@@ -21,6 +21,7 @@ use crate::serve::backend_options::{
 };
 use crate::serve::export::{ExportPlan, check_id, check_threads, squash_of};
 use crate::serve::plan::key_file;
+use crate::serve::qos;
 use crate::suggestions::{hint, meant};
 
 /// The file, as written.
@@ -51,6 +52,8 @@ pub struct Config {
     pub server: Option<String>,
     /// What becomes of audits, `[audit.sink.NAME]`.
     pub audit: AuditSinks,
+    /// Shares of bandwidth: `[qos.rule.NAME]`.
+    pub qos: toml::Table,
     /// Whether `[[fault]]` is heeded.
     pub faults: bool,
     /// The exports.
@@ -100,7 +103,7 @@ pub struct FaultTable {
     nth: Option<u64>,
 }
 
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 16] = [
     "listen",
     "auth",
     "metrics",
@@ -113,6 +116,7 @@ const KEYS: [&str; 15] = [
     "projections",
     "server",
     "audit",
+    "qos",
     "faults",
     "export",
     "fault",
@@ -166,6 +170,7 @@ impl Config {
             }
         }
         self.sinks()?;
+        qos::rules_in(&self.qos)?;
         let exports = self.exports()?;
         let known = || exports.iter().map(|export| export.name.as_str());
         for fault in &self.fault {

@@ -11,6 +11,7 @@ use dray_core::FsUuid;
 use dray_layers::aggregate::{Aggregate, AggregateCounts};
 use dray_layers::audit::{Audit, AuditStatus};
 use dray_layers::metrics::Metrics;
+use dray_layers::qos::QosGate;
 use dray_rt::Instant;
 
 use crate::serve::export::ExportPlan;
@@ -24,6 +25,8 @@ pub struct ExportState {
     pub name: String,
     pub read_only: bool,
     pub metrics: Arc<Metrics>,
+    /// Shares of bandwidth.
+    pub qos: QosGate,
     /// The projection that it is this server's part of.
     pub projection: Option<Arc<ServedProjection>>,
     /// The directory, as it was named.
@@ -103,6 +106,7 @@ impl ExportState {
             name: plan.name.clone(),
             read_only: plan.read_only,
             metrics: Arc::new(Metrics::new()),
+            qos: QosGate::new(),
             projection: plan.projection.clone(),
             named: plan.dir.clone(),
             state: Mutex::new(State {

@@ -7,6 +7,7 @@ use dray_rpc::server::{Membership, RecoveryStatus, RefusedStatus};
 
 use crate::metrics_http::MetricKind::{Counter, Gauge};
 use crate::metrics_http::{head, sample};
+use crate::serve::qos;
 use crate::status::report::ServerReport;
 
 /// All of them.
@@ -24,6 +25,7 @@ pub fn text(report: &ServerReport) -> String {
     aggregates(report, &mut text);
     slices(report, &mut text);
     audits(report, &mut text);
+    qos::metrics(&report.exports, &mut text);
     recovery(&status.recovery, &mut text);
     refused(&status.refused, &mut text);
     let operations = status.operations.len() + status.operations_left_out;

@@ -24,6 +24,7 @@ pub(crate) mod opening;
 pub(crate) mod own_disk;
 mod plan;
 pub(crate) mod projections;
+pub(crate) mod qos;
 pub(crate) mod slices;
 pub(crate) mod state;
 mod state_place;
@@ -51,6 +52,7 @@ use crate::serve::export_state::ExportState;
 use crate::serve::journal::{Boot, ServerJournal};
 use crate::serve::opening::{ExportOpener, SharedState};
 use crate::serve::plan::ServePlan;
+use crate::serve::qos::QosControl;
 use crate::serve::slices::SlicesByProjection;
 use crate::serve::workers::{StuckThreads, Workers};
 use crate::signals::{self, EndSignals};
@@ -82,6 +84,7 @@ struct Serving {
     server: Server,
     exports: Vec<Arc<ExportState>>,
     slices: SlicesByProjection,
+    qos: Arc<QosControl>,
     workers: Arc<Workers>,
     state: SharedState,
     descriptor_store: Option<Arc<DescriptorStoreClient>>,
@@ -113,6 +116,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let exports: Vec<_> =
         plan.exports.iter().map(|plan| Arc::new(ExportState::new(plan))).collect();
     let slices = slices::of_plan(&plan, &slice_options, (&server, &state_dir));
+    let qos = QosControl::start(&plan.config.qos, &state_dir, &exports)?;
     let openings = openings(
         &plan,
         &exports,
@@ -130,7 +134,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     plan::warn_of_sharing(&exports); // whose directories are known without links now
     let workers = Arc::new(Workers::new(&names, plan.threads).with_slices(slices.clone()));
     let serving =
-        Serving { plan, state_dir, server, exports, slices, workers, state, descriptor_store };
+        Serving { plan, state_dir, server, exports, slices, qos, workers, state, descriptor_store };
     let mut executor =
         Executor::new(DriverKind::Epoll).doing(|| "cannot start the executor".into())?;
     let scope = Scope::new();
@@ -176,6 +180,7 @@ impl Serving {
             server: self.server.clone(),
             exports: self.exports.clone(),
             slices: self.slices.clone(),
+            qos: self.qos.clone(),
             listen: self.plan.listen.iter().map(ToString::to_string).collect(),
             state: self.state_dir.clone(),
             threads: self.workers.each(),
@@ -468,6 +473,7 @@ async fn answer_control(question: &str, report: &ServerReport) -> serde_json::Va
             }
             serde_json::json!({ "evicted": evicted })
         }
+        ("qos", question) => report.qos.answer(question),
         ("accept", name) => match report.exports.iter().find(|export| export.name == name) {
             None => serde_json::json!({ "unknown": true }),
             Some(export) => match export.accept() {

@@ -321,6 +321,7 @@ impl ExportOpener {
         let fs = self.aggregated(backend, era, &lost, executor)?;
         let observers = self.observers(&fs)?;
         let ObservedExport { fs, admission } = observe_export(fs, observers);
+        let admission = Some(self.exported.qos.admission(admission));
         Ok(ExportStack { fs, admission, lost })
     }
 

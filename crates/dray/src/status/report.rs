@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::mount::flusher;
 use crate::mount::mount_table::MountInfo;
 use crate::serve::export_state::{DirectoryState, ExportState};
+use crate::serve::qos::{self, QosControl};
 use crate::serve::slices::SlicesByProjection;
 use crate::status::servers::servers;
 
@@ -22,6 +23,7 @@ pub struct ServerReport {
     pub server: Server,
     pub exports: Vec<Arc<ExportState>>,
     pub slices: SlicesByProjection,
+    pub qos: Arc<QosControl>,
     pub listen: Vec<String>,
     pub state: PathBuf,
     pub threads: usize,
@@ -136,6 +138,7 @@ impl ServerReport {
                 "lag": audit.lag,
                 "trouble": audit.trouble,
             })),
+            "qos": qos::shown(&export.qos.report()),
             "gone": export.directory_state() != DirectoryState::There,
             "moved": export.directory_state() == DirectoryState::Elsewhere,
             "starting": export.starting().map(|starting| json!({

@@ -46,6 +46,20 @@ pub(crate) const OVERWRITTEN_MAX: usize = IOVEC_AT - KEEP_AT - HEADERS_BYTES;
 /// 39-bit addresses, too. So it is free in every successor.
 const WANTED_ADDRESS: usize = 0x20_0000_0000;
 
+/// Where the next area is wanted. A process has one area; only tests have many at a time. An area
+/// that finds its address taken is moved to where others map memory, too. Its successor may then
+/// not get that address again.
+fn wanted_address() -> usize {
+    #[cfg(test)]
+    {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        static AREAS: AtomicUsize = AtomicUsize::new(0);
+        WANTED_ADDRESS + (AREAS.fetch_add(1, Ordering::Relaxed) << 32)
+    }
+    #[cfg(not(test))]
+    WANTED_ADDRESS
+}
+
 pub(crate) struct Area {
     start: NonNull<u8>,
     slots: usize,
@@ -91,7 +105,7 @@ impl Area {
         if unsafe { libc::ftruncate(region.fd().as_raw_fd(), len_bytes as libc::off_t) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        let area = Area::map(state, WANTED_ADDRESS, slots, ROOM_BYTES)?;
+        let area = Area::map(state, wanted_address(), slots, ROOM_BYTES)?;
         region.store(header::RING_ADDRESS, area.start.as_ptr() as u64);
         region.store(header::RING_ROOM, ROOM_BYTES as u64);
         region.store(header::RING_SLOTS, slots as u64);

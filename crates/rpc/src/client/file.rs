@@ -15,7 +15,7 @@ use crate::client::durability::{Confirmation, FileChange, Writer, changes_of};
 use crate::client::holdings::tickets::{ReopenRequest, reopen};
 use crate::client::link::SessionState;
 use crate::client::session::ClientSession;
-use crate::client::slots::ReplaySlot;
+use crate::client::slots::{ReplaySlot, SlotUse};
 use crate::wire::{Call, Change, Input, PAGE_MAX_BYTES, Ticket, Wire};
 
 /// Tries within one epoch of the server. A server that loses a file between its opening and the
@@ -135,7 +135,8 @@ impl RemoteFile {
         call: Call<'_>,
         data: Option<Buf>,
     ) -> Result<(T, ReplyInfo)> {
-        let slot = self.session.take_slot(cx).await?;
+        let purpose = if data.is_some() { SlotUse::Data } else { SlotUse::Names };
+        let slot = self.session.take_slot(cx, purpose).await?;
         self.send(cx, &call, Some(&slot), (data, None)).await
     }
 
@@ -364,7 +365,7 @@ impl OpenFile for RemoteFile {
             let to = to.filter(|to| Arc::ptr_eq(&to.session, &self.session));
             let Some(to) = to else { return Err(Error::new(Errno::EXDEV).during(Op::CopyRange)) };
             let call = Call::CopyRange { handle: self.handle, at, to: to.handle, to_at, len_bytes };
-            let slot = self.session.take_slot(cx).await?;
+            let slot = self.session.take_slot(cx, SlotUse::Data).await?;
             let (copied, made) = self.send(cx, &call, Some(&slot), (None, Some(to))).await?;
             to.changed(cx, made, None, &[]); // what was copied was never here
             believable(copied, len_bytes)

@@ -17,7 +17,7 @@ use crate::client::durability::UnsyncedStatus;
 use crate::client::link::{Link, ServerEnd};
 use crate::client::memory::SessionMemory;
 use crate::client::open_ahead::OpenAheadStats;
-use crate::client::slots::ReplaySlot;
+use crate::client::slots::{ReplaySlot, SlotUse};
 use crate::wire::NotifyHead;
 
 /// Connections that one mount makes to one server at most; further threads share.
@@ -376,11 +376,15 @@ impl ClientSession {
     }
 
     /// See [`Link::take_slot`]. The server grants slots when the session begins.
-    pub(crate) async fn take_slot(self: &Arc<ClientSession>, cx: &Context) -> Result<ReplaySlot> {
+    pub(crate) async fn take_slot(
+        self: &Arc<ClientSession>,
+        cx: &Context,
+        purpose: SlotUse,
+    ) -> Result<ReplaySlot> {
         if self.begins_with_use() {
             self.channel()?;
         }
-        self.link.take_slot(cx).await
+        self.link.take_slot(cx, purpose).await
     }
 
     /// The first call of this thread: its first channel. That of the session is made where the session

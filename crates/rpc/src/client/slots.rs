@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use dray_core::{Context, Errno, Error, NodeId, Origin, RequestId, Result};
+use dray_core::{Context, Errno, Error, NodeId, Origin, RequestId, Result, Uid};
 use dray_rt::{Instant, Tick};
 
 use crate::client::channel::Channel;
@@ -25,6 +25,23 @@ use crate::client::memory::{SLOTS_MAX, SessionMemory, SlotState};
 /// A used slot is not used again before this many others were, as long as there are slots that were
 /// never used. The number is so small that a quiet session touches few slots.
 const RESTING_MIN: usize = 8;
+
+/// One slot in so many is for users who have few.
+const OF_OTHERS_PART: usize = 8;
+/// One in so many is for them, and for changes without data.
+const NOT_OF_DATA_PART: usize = 4;
+/// Few are one slot in so many.
+const FEW_PART: usize = 16;
+
+/// What a slot is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SlotUse {
+    /// A change of data. More slots are left for others than by other changes: a kernel makes those
+    /// with a directory locked, and others wait for that.
+    Data,
+    /// Another change.
+    Names,
+}
 
 /// The calls that the process before us had under way come again within this time, or never.
 const ORPHANS_MAX: Duration = Duration::from_secs(5);
@@ -55,6 +72,8 @@ struct State {
     count: u32,
     /// Slots in use.
     used: BTreeSet<u32>,
+    /// The users of those in use, by number; none: nobody in particular.
+    users: Vec<Option<Uid>>,
     /// Slots that were in use when the server came back, and where their end is notified.
     awaited: BTreeSet<u32>,
     notified: Option<Arc<Channel>>,
@@ -197,12 +216,12 @@ impl ClientSlots {
         }
     }
 
-    /// Takes a slot for what began at `origin` (request 0: one that will not come again), waiting
-    /// while all are in use. Errors: `EINTR` when cancelled.
+    /// Takes a slot for what began at `origin` (request 0: one that will not come again). Waits
+    /// while all are in use but those that are for others. Errors: `EINTR` when cancelled.
     pub(crate) async fn take(
         self: &Arc<ClientSlots>,
         cx: &Context,
-        origin: Origin,
+        (origin, purpose): (Origin, SlotUse),
     ) -> Result<ReplaySlot> {
         let wanted = dray_rt::now();
         poll_fn(|task| {
@@ -211,8 +230,9 @@ impl ClientSlots {
                 let lost = "the server gave up the session in which this was asked before";
                 return Poll::Ready(Err(Error::unknown(Errno::EIO).because(lost)));
             }
-            if let Some((number, sequence)) = state.find(origin) {
-                state.used.insert(number);
+            let leaves_enough = state.leaves_enough(cx, origin, purpose);
+            if leaves_enough && let Some((number, sequence)) = state.find(origin) {
+                state.use_for(number, cx);
                 self.memory.take_slot(number, sequence, origin);
                 return Poll::Ready(Ok(ReplaySlot {
                     number,
@@ -222,7 +242,7 @@ impl ClientSlots {
                 }));
             }
             // A tick of an executor ends soon, without a notification.
-            match state.resting.is_empty() {
+            match state.resting.is_empty() || !leaves_enough {
                 true => state.waiting.push(task.waker().clone()),
                 false => task.waker().wake_by_ref(),
             }
@@ -249,6 +269,33 @@ impl State {
         let gone = self.orphans.extract_if(.., |slot| slot.origin == origin);
         self.resting.extend(gone.map(|slot| FreeSlot::new(&slot)));
         self.answered.retain(|slot| slot.origin != origin);
+    }
+
+    fn use_for(&mut self, number: u32, cx: &Context) {
+        self.used.insert(number);
+        let place = number as usize;
+        if self.users.len() <= place {
+            self.users.resize(place + 1, None);
+        }
+        self.users[place] = (!cx.internal).then_some(cx.who.uid);
+    }
+
+    /// Whether the caller's user may take another slot. A server may hold up all changes of one
+    /// user, so that some slots are for users who have few (ADR 0048). The steps of one request, and
+    /// what was asked for before, wait for nobody.
+    fn leaves_enough(&self, cx: &Context, origin: Origin, purpose: SlotUse) -> bool {
+        let (count, used) = (self.count as usize, self.used.len());
+        let part = match purpose {
+            SlotUse::Data => NOT_OF_DATA_PART,
+            SlotUse::Names => OF_OTHERS_PART,
+        };
+        if count.saturating_sub(used) > count / part || cx.internal || cx.steps.is_some() {
+            return true; // nearly always
+        }
+        let is_ours = |number: &&u32| self.users.get(**number as usize) == Some(&Some(cx.who.uid));
+        let is_same = |slot: &SlotState| is_known(origin) && slot.origin == origin;
+        self.used.iter().filter(is_ours).count() < (count / FEW_PART).max(1)
+            || self.orphans.iter().chain(&self.answered).any(is_same)
     }
 
     fn find(&mut self, origin: Origin) -> Option<(u32, u32)> {
@@ -332,7 +379,9 @@ mod tests {
 
     fn take(slots: &Arc<ClientSlots>, request: u64) -> ReplaySlot {
         let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
-        executor.block_on(slots.take(&Context::system(), of_own(request))).unwrap()
+        executor
+            .block_on(slots.take(&Context::system(), (of_own(request), SlotUse::Names)))
+            .unwrap()
     }
 
     // proves: P94
@@ -361,7 +410,8 @@ mod tests {
         let thread = std::thread::spawn(move || {
             let mut executor = Executor::new(DriverKind::Epoll).unwrap();
             executor.block_on(async {
-                let slot = other.take(&Context::system(), of_own(100)).await.unwrap();
+                let slot =
+                    other.take(&Context::system(), (of_own(100), SlotUse::Names)).await.unwrap();
                 let known = (slot.number, slot.sequence);
                 drop(slot);
                 done.send(known).unwrap();
@@ -389,8 +439,10 @@ mod tests {
         let slots = left(4, &[(0, 100), (1, 102)]);
         slots.begin_anew(4);
         let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
-        let error =
-            executor.block_on(slots.take(&Context::system(), of_own(100))).err().expect("twice");
+        let error = executor
+            .block_on(slots.take(&Context::system(), (of_own(100), SlotUse::Names)))
+            .err()
+            .expect("twice");
         assert_eq!((error.errno(), error.fate()), (Errno::EIO, dray_core::Fate::Unknown));
         take(&slots, 104);
     }
@@ -412,7 +464,8 @@ mod tests {
             let memory = SessionMemory::from_fd(fd.try_clone().unwrap()).unwrap();
             let successor = Arc::new(ClientSlots::new(Arc::new(memory)));
             let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
-            let taken = executor.block_on(successor.take(&Context::system(), of_own(request)));
+            let taken = executor
+                .block_on(successor.take(&Context::system(), (of_own(request), SlotUse::Names)));
             taken.err().is_some_and(|error| error.errno() == Errno::EIO)
         };
         assert!(unknown(100) && unknown(102) && !unknown(104));

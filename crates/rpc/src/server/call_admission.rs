@@ -3,8 +3,8 @@
 //! waits for a range of a file, a directory or a stamp. So nobody waits for it meanwhile.
 
 use dray_core::{
-    Admit, CallAdmission, CallDetail, Context, FileId, MakeKind, Name, ObservedCall, Op, OpenHow,
-    Result,
+    CallAdmission, CallDetail, Context, FileId, Grant, GrantedAdmit, MakeKind, Name, ObservedCall,
+    Op, OpenHow, Result,
 };
 
 use crate::server::reply::Reply;
@@ -14,30 +14,83 @@ use crate::wire::Call;
 /// How a put opens the file that it makes or replaces.
 const PUT_OPEN: OpenHow = OpenHow::new(libc::O_WRONLY | libc::O_TRUNC);
 
-/// Waits until `call` may go on. `data_bytes`: what it brings along. Errors: those of the observer
-/// that refuses it.
-pub(super) async fn ask(
-    session: &ServerSession,
+/// What an admitted call holds of its export's admission. It is given back when this is dropped.
+pub(super) struct Grants<'a> {
+    admission: &'a dyn CallAdmission,
+    grants: [Grant; 2],
+}
+
+impl Drop for Grants<'_> {
+    fn drop(&mut self) {
+        let held = self.grants.into_iter().filter(|grant| *grant != Grant::NONE);
+        held.for_each(|grant| self.admission.ended(grant));
+    }
+}
+
+/// Whether calls of this session are asked for now.
+pub(super) fn is_on(session: &ServerSession) -> bool {
+    session.export.admission.as_deref().is_some_and(CallAdmission::is_on)
+}
+
+/// The answer to a call that asks to be admitted.
+pub(super) enum AtOnce<'a> {
+    /// The call may go on.
+    Now(Option<Grants<'a>>),
+    /// Some of its parts wait, from the one with this number on.
+    Later(Grants<'a>, usize),
+}
+
+/// Asks for `call` as far as that takes no wait. `data_bytes`: what it brings along.
+pub(super) fn ask_at_once<'a>(
+    session: &'a ServerSession,
     cx: &Context,
     call: &Call<'_>,
     data_bytes: usize,
-) -> Result<()> {
-    let Some(admission) = &session.export.admission else { return Ok(()) };
-    for part in parts(session, call, data_bytes as u64).into_iter().flatten() {
-        admit(&**admission, cx, &part).await?;
+) -> AtOnce<'a> {
+    let Some(admission) = session.export.admission.as_deref().filter(|one| one.is_on()) else {
+        return AtOnce::Now(None);
+    };
+    let mut grants = Grants { admission, grants: [Grant::NONE; 2] };
+    for (index, part) in parts(session, call, data_bytes as u64).into_iter().enumerate() {
+        let Some(part) = part else { continue };
+        match admission.admit_at_once(cx, &part) {
+            Some(grant) => grants.grants[index] = grant,
+            None => return AtOnce::Later(grants, index),
+        }
     }
-    Ok(())
+    AtOnce::Now(Some(grants))
 }
 
-/// The same for the opening of a file that its client has asked to have looked up and opened.
+/// Waits until the parts of `call` from number `first` on may go on. Errors: those of the observer
+/// that refuses one.
+pub(super) async fn ask<'a>(
+    session: &'a ServerSession,
+    cx: &Context,
+    (call, data_bytes): (&Call<'_>, usize),
+    (mut grants, first): (Grants<'a>, usize),
+) -> Result<Grants<'a>> {
+    let parts = parts(session, call, data_bytes as u64);
+    for (index, part) in parts.into_iter().enumerate().skip(first) {
+        let Some(part) = part else { continue };
+        grants.grants[index] = admit(grants.admission, cx, &part).await?;
+    }
+    Ok(grants)
+}
+
+/// The same for the opening of a file that its client has asked to have looked up and opened. The
+/// lookup holds what the call holds.
 pub(super) async fn ask_for_open(
     session: &ServerSession,
     cx: &Context,
     id: FileId,
     how: OpenHow,
 ) -> Result<()> {
-    let Some(admission) = &session.export.admission else { return Ok(()) };
-    admit(&**admission, cx, &opening(Op::Open, id, None, how)).await
+    let Some(admission) = session.export.admission.as_deref().filter(|one| one.is_on()) else {
+        return Ok(());
+    };
+    let grant = admit(admission, cx, &opening(Op::Open, id, None, how)).await?;
+    drop(Grants { admission, grants: [grant, Grant::NONE] });
+    Ok(())
 }
 
 /// Tells the observers of a change that a server before this one has made, and of its answer.
@@ -49,12 +102,16 @@ pub(super) fn settled(session: &ServerSession, cx: &Context, call: &Call<'_>, an
     }
 }
 
-async fn admit(admission: &dyn CallAdmission, cx: &Context, call: &ObservedCall<'_>) -> Result<()> {
+async fn admit(
+    admission: &dyn CallAdmission,
+    cx: &Context,
+    call: &ObservedCall<'_>,
+) -> Result<Grant> {
     let begun = dray_rt::now();
     let admitted = match admission.admit(cx, call) {
-        Admit::Now => return Ok(()),
-        Admit::After(wait) => wait.await,
-        Admit::Refuse(error) => Err(error),
+        GrantedAdmit::Now(grant) => return Ok(grant),
+        GrantedAdmit::After(wait) => wait.await,
+        GrantedAdmit::Refuse(error) => Err(error),
     };
     admitted.map_err(|error| {
         let error = error.during(call.op);

@@ -92,7 +92,12 @@ impl<'a> OutgoingCall<'a> {
             SessionChange::Locks { waits_for, .. } => waits_for.is_none(),
             SessionChange::None | SessionChange::Opens(_) => false,
         };
-        if needed || self.slot.is_some() { TagClass::Needed } else { TagClass::Plain }
+        match needed || self.slot.is_some() {
+            true => TagClass::Needed,
+            false if self.cx.internal => TagClass::Plain,
+            false if self.into.is_some() => TagClass::ReadOf(self.cx.who.uid),
+            false => TagClass::PlainOf(self.cx.who.uid),
+        }
     }
 }
 

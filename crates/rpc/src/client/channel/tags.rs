@@ -4,13 +4,42 @@
 use std::collections::BTreeMap;
 use std::task::Waker;
 
+use dray_core::Uid;
+
 /// The class of a call that wants a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TagClass {
     /// Other callers may wait for the call ([`super::OutgoingCall::class`]).
     Needed,
+    /// A plain call of nobody in particular.
     Plain,
+    /// A plain call of a user. A server may hold up all calls of one user, so that a part of the tags
+    /// is for users who have few (ADR 0048).
+    PlainOf(Uid),
+    /// A read of a user. More tags are left for others than by other plain calls: a kernel makes some of
+    /// those with a directory locked.
+    ReadOf(Uid),
 }
+
+impl TagClass {
+    fn user(self) -> Option<Uid> {
+        match self {
+            TagClass::Needed | TagClass::Plain => None,
+            TagClass::PlainOf(uid) | TagClass::ReadOf(uid) => Some(uid),
+        }
+    }
+
+    fn is_plain(self) -> bool {
+        self != TagClass::Needed
+    }
+}
+
+/// One plain tag in so many is for users who have few.
+const OF_OTHERS_PART: usize = 8;
+/// One in so many is for them, and for calls that are no reads.
+const NOT_OF_READS_PART: usize = 4;
+/// Few are one plain tag in so many.
+const FEW_PART: usize = 16;
 
 /// The tags of one channel.
 pub(super) struct Tags {
@@ -22,6 +51,8 @@ pub(super) struct Tags {
     free: Vec<u32>,
     /// Plain calls under way.
     plain: usize,
+    /// Of these, how many each user has. Users without any are not in it.
+    users: Vec<(Uid, usize)>,
     /// Of these, locks that are waited for at the server.
     lock_waits: usize,
     needed_queue: Queue,
@@ -32,19 +63,8 @@ pub(super) struct Tags {
 /// up, woken or not, so that no wake-up is lost with a caller that gave up.
 #[derive(Default)]
 struct Queue {
-    waiting: BTreeMap<u64, Waker>,
+    waiting: BTreeMap<u64, (Waker, TagClass)>,
     next: u64,
-}
-
-impl Queue {
-    fn first(&self) -> Option<u64> {
-        self.waiting.first_key_value().map(|(place, _)| *place)
-    }
-
-    fn wake_first(&self) -> bool {
-        let first = self.waiting.first_key_value();
-        first.inspect(|(_, waker)| waker.wake_by_ref()).is_some()
-    }
 }
 
 impl Tags {
@@ -56,6 +76,7 @@ impl Tags {
             made: 0,
             free: Vec::new(),
             plain: 0,
+            users: Vec::new(),
             lock_waits: 0,
             needed_queue: Queue::default(),
             plain_queue: Queue::default(),
@@ -82,13 +103,56 @@ impl Tags {
     fn queue(&mut self, class: TagClass) -> &mut Queue {
         match class {
             TagClass::Needed => &mut self.needed_queue,
-            TagClass::Plain => &mut self.plain_queue,
+            TagClass::Plain | TagClass::PlainOf(_) | TagClass::ReadOf(_) => &mut self.plain_queue,
         }
     }
 
     fn has_room_for(&self, class: TagClass) -> bool {
         let free = !self.free.is_empty() || (self.made as usize) < self.max;
-        free && (class == TagClass::Needed || self.plain < self.plain_max())
+        let plain = || self.plain < self.plain_max();
+        free && match class {
+            TagClass::Needed => true,
+            TagClass::Plain => plain(),
+            TagClass::PlainOf(uid) => plain() && self.may_have_another(uid, OF_OTHERS_PART),
+            TagClass::ReadOf(uid) => plain() && self.may_have_another(uid, NOT_OF_READS_PART),
+        }
+    }
+
+    /// Whether this user leaves enough for others: one plain tag in `part`.
+    fn may_have_another(&self, uid: Uid, part: usize) -> bool {
+        let max = self.plain_max();
+        let held = || self.users.iter().find(|(user, _)| *user == uid).map_or(0, |(_, held)| *held);
+        max - self.plain > max / part || held() < (max / FEW_PART).max(1)
+    }
+
+    fn count(&mut self, class: TagClass, change: impl Fn(usize) -> usize) {
+        if !class.is_plain() {
+            return;
+        }
+        self.plain = change(self.plain);
+        let Some(uid) = class.user() else { return };
+        match self.users.iter().position(|(user, _)| *user == uid) {
+            Some(place) => {
+                let held = change(self.users[place].1);
+                self.users[place].1 = held;
+                if held == 0 {
+                    self.users.swap_remove(place);
+                }
+            }
+            None => self.users.push((uid, change(0))),
+        }
+    }
+
+    /// The first that waits of those who may have a tag now.
+    fn first(&self, queue: &Queue) -> Option<u64> {
+        let mut waiting = queue.waiting.iter();
+        let first = waiting.find(|(_, (_, class))| self.has_room_for(*class));
+        first.map(|(place, _)| *place)
+    }
+
+    fn wake_first(&self, queue: &Queue) -> bool {
+        let first = self.first(queue).and_then(|place| queue.waiting.get(&place));
+        first.inspect(|(waker, _)| waker.wake_by_ref()).is_some()
     }
 
     fn plain_max(&self) -> usize {
@@ -98,7 +162,8 @@ impl Tags {
     /// A tag; none while too many calls are under way, or others have waited for longer than
     /// the caller, whose `place` is that of [`Tags::wait`]. It leaves the queue with it.
     pub(super) fn take(&mut self, class: TagClass, place: &mut Option<u64>) -> Option<u32> {
-        let first = self.queue(class).first();
+        let queue = if class.is_plain() { &self.plain_queue } else { &self.needed_queue };
+        let first = self.first(queue);
         if first.is_some() && first != *place || !self.has_room_for(class) {
             return None;
         }
@@ -106,14 +171,14 @@ impl Tags {
             self.made += 1;
             self.made - 1
         });
-        self.plain += usize::from(class == TagClass::Plain);
+        self.count(class, |held| held + 1);
         self.leave(class, place);
         Some(tag)
     }
 
     /// The call with this tag is over.
     pub(super) fn give_back(&mut self, tag: u32, class: TagClass) {
-        self.plain -= usize::from(class == TagClass::Plain);
+        self.count(class, |held| held - 1);
         self.free.push(tag);
         self.wake_next();
     }
@@ -126,7 +191,7 @@ impl Tags {
             queue.next += 1;
             queue.next
         });
-        queue.waiting.insert(place, waker.clone());
+        queue.waiting.insert(place, (waker.clone(), class));
     }
 
     /// The waiter at this place gives up: it may have been woken instead of another one.
@@ -140,16 +205,16 @@ impl Tags {
     /// Wakes who is next if there is a tag for it, needed calls first. A caller that takes a tag or
     /// gives up wakes the next.
     fn wake_next(&self) {
-        let needed = self.has_room_for(TagClass::Needed) && self.needed_queue.wake_first();
-        if !needed && self.has_room_for(TagClass::Plain) {
-            self.plain_queue.wake_first();
+        if !self.wake_first(&self.needed_queue) {
+            self.wake_first(&self.plain_queue);
         }
     }
 
     /// Wakes all, to look what has changed.
     pub(super) fn wake_all(&self) {
         let queues = [&self.needed_queue, &self.plain_queue];
-        queues.iter().flat_map(|queue| queue.waiting.values()).for_each(Waker::wake_by_ref);
+        let waiting = queues.iter().flat_map(|queue| queue.waiting.values());
+        waiting.for_each(|(waker, _)| waker.wake_by_ref());
     }
 
     /// Whether another lock may be waited for at the server; ends with
@@ -251,6 +316,31 @@ mod tests {
         assert_eq!(take(&mut tags, TagClass::Plain), None, "nobody gets in before it");
         tags.wait(TagClass::Plain, &mut places[0], &waiters[0].clone().into());
         assert!(tags.take(TagClass::Plain, &mut places[0]).is_some(), "it has kept its place");
+    }
+
+    /// A server that holds up the reads of one user left no tag for those of another.
+    // proves: P195
+    #[test]
+    fn one_user_leaves_tags_for_others() {
+        let mut tags = granted(128, 64);
+        let [greedy, other] = [1000, 1001].map(|uid| TagClass::ReadOf(Uid(uid)));
+        let taken = take_all(&mut tags, greedy);
+        assert_eq!(taken.len(), 48, "three quarters of the plain ones");
+        let (first, second) = (Arc::new(Counted::default()), Arc::new(Counted::default()));
+        let (mut of_greedy, mut of_other) = (None, None);
+        tags.wait(greedy, &mut of_greedy, &first.clone().into());
+        let looked_up = take_all(&mut tags, TagClass::PlainOf(Uid(1000)));
+        assert_eq!(looked_up.len(), 8, "its lookups do not wait for its reads");
+        let of_others = take_all(&mut tags, other);
+        assert_eq!(of_others.len(), 4, "nobody waits for the greedy one");
+        tags.wait(other, &mut of_other, &second.clone().into());
+        tags.give_back(of_others[0], other);
+        assert!(second.was_woken() && !first.was_woken());
+        assert!(tags.take(other, &mut of_other).is_some());
+        looked_up.iter().for_each(|tag| tags.give_back(*tag, TagClass::PlainOf(Uid(1000))));
+        taken.iter().for_each(|tag| tags.give_back(*tag, greedy));
+        assert!(first.was_woken());
+        assert!(tags.take(greedy, &mut of_greedy).is_some());
     }
 
     /// The wake-up was spent on somebody who had given up, and the next one slept on.

@@ -8,7 +8,7 @@ use std::task::Poll;
 use dray_core::{Buf, Context, Errno, Error, FileId, Op};
 
 use super::Shared;
-use crate::server::call_admission;
+use crate::server::call_admission::{self, AtOnce, Grants};
 use crate::server::exactly_once::plan::{self, ChangeState, Plan};
 use crate::server::exactly_once::settle::Amend;
 use crate::server::exactly_once::slots::{Reexecution, Route, Verdict};
@@ -56,11 +56,11 @@ struct Gone;
 /// since an outcome is moved several times and most calls have none.
 struct Executed {
     reply: Reply,
-    grants: Option<Box<Grants>>,
+    grants: Option<Box<RangeGrants>>,
 }
 
 /// The grants of a change, until the answer has been noted.
-struct Grants {
+struct RangeGrants {
     _plan: Option<Plan>,
     _again: Option<Reexecution>,
     /// The grant of the bytes that a call writes, where it has no other grant of the file.
@@ -231,7 +231,10 @@ impl CallInHand {
         changing: Option<&PendingRightsChange<'_>>,
     ) -> Executed {
         let data_bytes = data.as_ref().map_or(0, Buf::len);
-        let refused = self.admitted(call, data_bytes, again.is_some()).await.err();
+        let (_admitted, refused) = match self.admitted(call, data_bytes, again.is_some()).await {
+            Ok(grants) => (grants, None),
+            Err(error) => (None, Some(error)),
+        };
         if let Some(error) = refused.as_ref().filter(|_| self.head.op != Op::Close) {
             return Executed::only(Reply::failure(error));
         }
@@ -252,7 +255,7 @@ impl CallInHand {
         if let Some(answered) = again.as_mut().and_then(|again| again.answered.take()) {
             let of_call = (call, row, &files, data);
             let reply = self.make_answered(of_call, answered.answer).await;
-            let grants = Grants { _plan: None, _again: again, _lone: None };
+            let grants = RangeGrants { _plan: None, _again: again, _lone: None };
             return Executed { reply, grants: Some(Box::new(grants)) };
         }
         let amend = again.as_ref().and_then(|again| again.amend);
@@ -316,7 +319,7 @@ impl CallInHand {
         }
         dray_rt::step().await;
         let grants = (in_slot || lone.is_some())
-            .then(|| Box::new(Grants { _plan: plan, _again: again, _lone: lone }));
+            .then(|| Box::new(RangeGrants { _plan: plan, _again: again, _lone: lone }));
         Executed { reply, grants }
     }
 
@@ -349,24 +352,34 @@ impl CallInHand {
         answer
     }
 
-    /// Waits until the observers of the export admit this call. `cut_short`: the server before us
+    /// Waits until the admission of the export lets this call go on. `cut_short`: the server before us
     /// began it, and others wait for it. Errors: it is refused.
     async fn admitted(
         &self,
         call: &Call<'_>,
         data_bytes: usize,
         cut_short: bool,
-    ) -> dray_core::Result<()> {
+    ) -> dray_core::Result<Option<Grants<'_>>> {
         let restores = cut_short || self.head.flags & CallHead::RECOVERY != 0;
         if restores || self.session.export.admission.is_none() {
-            return Ok(());
+            return Ok(None);
         }
-        // In a box, so that calls to exports without admission are no larger.
-        Box::pin(call_admission::ask(&self.session, &self.cx, call, data_bytes)).await?;
-        // It may have waited for long. Whatever is answered then, nobody hears.
-        match self.session.export.is_lost() {
-            true => Err(Error::new(Errno::EAGAIN).because("this server serves the export no more")),
-            false => Ok(()),
+        match call_admission::ask_at_once(&self.session, &self.cx, call, data_bytes) {
+            AtOnce::Now(grants) => Ok(grants),
+            // In a box, so that other calls are no larger.
+            AtOnce::Later(grants, first) => {
+                let (asked, rest) = ((call, data_bytes), (grants, first));
+                let asked = call_admission::ask(&self.session, &self.cx, asked, rest);
+                let grants = Box::pin(asked).await?;
+                // It may have waited for long. Whatever is answered then, nobody hears.
+                match self.session.export.is_lost() {
+                    true => {
+                        let why = "this server serves the export no more";
+                        Err(Error::new(Errno::EAGAIN).because(why))
+                    }
+                    false => Ok(Some(grants)),
+                }
+            }
         }
     }
 

@@ -47,7 +47,7 @@ async fn open(
     }
     // A caller that is refused here gets the error at its open.
     let Ok(place) = session.place_for_file(false) else { return false };
-    if session.export.admission.is_some()
+    if call_admission::is_on(session)
         && Box::pin(call_admission::ask_for_open(session, cx, id, how)).await.is_err()
     {
         return false; // as above

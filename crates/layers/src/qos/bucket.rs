@@ -1,0 +1,60 @@
+//! A rate as one number: the time at which all that was taken is paid for (the generic cell rate
+//! algorithm, ITU-T I.371).
+
+/// Nanoseconds of a clock that only goes forward.
+pub type Nanos = u64;
+
+const SECOND: u128 = 1_000_000_000;
+
+/// A rate, what may be taken ahead of it, and how far it has been used.
+#[derive(Clone, Copy, Debug)]
+pub struct Bucket {
+    /// Units a second, at least 1.
+    per_s: u64,
+    /// What may be taken ahead, as time at this rate.
+    burst: Nanos,
+    /// When all is paid for that was taken.
+    paid_at: Nanos,
+}
+
+impl Bucket {
+    /// Full at first. `per_s`: units a second; 0 is taken for 1.
+    pub fn new(per_s: u64, burst: Nanos) -> Bucket {
+        Bucket { per_s: per_s.max(1), burst, paid_at: 0 }
+    }
+
+    /// From when on the next call may take. It may then take any number of units, so that a call
+    /// that is larger than the burst goes on, too. The last quarter of the burst is for small calls.
+    pub fn ready_at(&self, small: bool) -> Nanos {
+        let burst = if small { self.burst } else { self.burst - self.burst / 4 };
+        self.paid_at.saturating_sub(burst)
+    }
+
+    /// Takes `units` at `now`. What was not used before is lost, but for that of the last `kept`.
+    pub fn take(&mut self, now: Nanos, units: u64, kept: Nanos) {
+        let time = u128::from(units) * SECOND / u128::from(self.per_s);
+        let from = self.paid_at.max(now.saturating_sub(kept));
+        self.paid_at = from.saturating_add(u64::try_from(time).unwrap_or(u64::MAX));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_gives_its_rate_and_its_burst() {
+        let mut bucket = Bucket::new(1000, 100_000_000);
+        let (mut now, mut taken) = (5_000_000_000, 0);
+        let end = now + 1_000_000_000;
+        while now < end {
+            if bucket.ready_at(true) <= now {
+                bucket.take(now, 10, 0);
+                taken += 10;
+            } else {
+                now += 1_000_000;
+            }
+        }
+        assert!((1100..=1110).contains(&taken), "{taken}");
+    }
+}

@@ -1,0 +1,289 @@
+"""The loads of `script/bench qos`. qos.py MOUNT MOUNT; prints JSON lines.
+
+Environment: DRAY (the command), STATE (the server's state directory), SERVER (its processes), RATE_MIB,
+SECS, ROUNDS. Root: users are made by setresuid of threads.
+"""
+
+import ctypes
+import json
+import mmap
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+DRAY, STATE = os.environ["DRAY"], os.environ["STATE"]
+SERVER = os.environ["SERVER"].split(",")
+RATE_MIB, SECS = int(os.environ["RATE_MIB"]), float(os.environ["SECS"])
+ROUNDS = int(os.environ["ROUNDS"])
+MIB = 1 << 20
+VICTIM, AGGRESSOR = 1001, 1002
+LIBC = ctypes.CDLL(None, use_errno=True)
+# setresgid(2) and setresuid(2) as system calls change the thread alone.
+NUMBERS = {"x86_64": (119, 117), "aarch64": (149, 147)}
+
+
+def put(metric, value, unit, arm="dray"):
+    line = {"bench": "qos", "arm": arm, "metric": metric, "value": round(value, 4), "unit": unit}
+    print(json.dumps(line), flush=True)
+
+
+def become(uid):
+    for number in NUMBERS[os.uname().machine]:
+        if LIBC.syscall(number, uid, uid, uid) != 0:
+            raise OSError(ctypes.get_errno(), "cannot become another user")
+
+
+def qos(*words):
+    subprocess.run([DRAY, "qos", *words, "--state", STATE], check=True, stdout=subprocess.DEVNULL)
+
+
+def rules(wanted):
+    shown = subprocess.run([DRAY, "qos", "show", "--json", "--state", STATE], check=True, capture_output=True)
+    for name in json.loads(shown.stdout)["exports"][0]["rules"]:
+        qos("remove", name)
+    for name, *settings in wanted:
+        qos("set", name, *settings)
+
+
+USERS = ("users", "each=user")
+WHOLE = ("whole", f"limit={RATE_MIB}M")
+
+
+class Load:
+    """Threads of users that work until it ends. Each notes when its calls ended, and how long they took."""
+
+    def __init__(self):
+        self.threads, self.running, self.calls, self.lock = [], True, {}, threading.Lock()
+
+    def add(self, uid, step, pause=0.0):
+        def work():
+            become(uid)
+            noted = []
+            with self.lock:
+                self.calls.setdefault(uid, []).append(noted)
+            call = step()
+            while self.running:
+                begun = time.monotonic()
+                size = call()
+                now = time.monotonic()
+                noted.append((now, now - begun, size))
+                if pause:
+                    time.sleep(pause)
+
+        thread = threading.Thread(target=work)
+        self.threads.append(thread)
+        thread.start()
+        return self
+
+    def end(self):
+        self.running = False
+        for thread in self.threads:
+            thread.join()
+        return {uid: sorted(sum(lists, [])) for uid, lists in self.calls.items()}
+
+    def run(self, seconds):
+        time.sleep(seconds)
+        return self.end()
+
+
+def buffer(size):
+    memory = mmap.mmap(-1, size)
+    memory.write(b"x" * size)
+    return memory
+
+
+def writer(path, size=MIB, span=8):
+    """Direct writes, one after the other."""
+    def step():
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o666)
+        data, state = buffer(size), [0]
+
+        def call():
+            state[0] = (state[0] + 1) % span
+            return os.pwrite(file, data, state[0] * size)
+        return call
+    return step
+
+
+def reader(path, size, span=8):
+    def step():
+        file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        data, state = buffer(size), [0]
+
+        def call():
+            state[0] = (state[0] + 1) % span
+            return os.preadv(file, [data], state[0] * size)
+        return call
+    return step
+
+
+def interactive(path):
+    """What somebody at a terminal does: stat, open, a small read, close. Counted as one."""
+    def step():
+        data = buffer(4096)
+
+        def call():
+            os.stat(path)
+            file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+            size = os.preadv(file, [data], 0)
+            os.close(file)
+            return size
+        return call
+    return step
+
+
+def make(path, size):
+    with open(path, "wb") as file:
+        file.write(b"y" * size)
+    os.chmod(path, 0o666)
+
+
+def p99(calls):
+    times = sorted(duration for _, duration, _ in calls)
+    return times[len(times) * 99 // 100]
+
+
+def rate(calls, seconds):
+    return sum(size for *_, size in calls) / MIB / seconds
+
+
+def cpu_s():
+    """CPU time of the server's threads, of which none ends meanwhile."""
+    def nanos(pid):
+        tasks = os.listdir(f"/proc/{pid}/task")
+        lines = (open(f"/proc/{pid}/task/{one}/schedstat", encoding="utf-8").read() for one in tasks)
+        return sum(int(line.split()[0]) for line in lines)
+    return sum(nanos(pid) for pid in SERVER) / 1e9
+
+
+class Aggressor:
+    """A process of its own with so many writers on both mounts."""
+
+    def __init__(self, mounts, writers):
+        self.pid = os.fork()
+        if self.pid == 0:
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+            load = Load()
+            for number in range(writers):
+                load.add(AGGRESSOR, writer(f"{mounts[number % 2]}/aggressor{number}"))
+            while True:
+                time.sleep(60)
+        time.sleep(0.5)
+
+    def end(self):
+        os.kill(self.pid, signal.SIGTERM)
+        os.waitpid(self.pid, 0)
+
+
+def victim(mounts, writers):
+    aggressor = Aggressor(mounts, writers) if writers else None
+    seen = Load().add(VICTIM, interactive(f"{mounts[0]}/small"), pause=0.002).run(SECS)
+    if aggressor:
+        aggressor.end()
+    return p99(seen[VICTIM])
+
+
+def part_victim(mounts):
+    ratios, without, alone_ms = [], [], []
+    for _ in range(ROUNDS):
+        rules([WHOLE, USERS])
+        alone = victim(mounts, 0)
+        ratios.append(victim(mounts, 10) / alone)
+        rules([])
+        without.append(victim(mounts, 10) / victim(mounts, 0))
+        alone_ms.append(alone * 1e3)
+    put("qos_victim_alone_p99", statistics.median(alone_ms), "ms")
+    put("qos_victim_p99_ratio", statistics.median(ratios), "ratio")
+    put("qos_victim_p99_ratio_without", statistics.median(without), "ratio")
+
+
+def part_share(mounts):
+    rules([WHOLE, ("heavy", f"match.user={VICTIM}", "weight=3"), ("light", f"match.user={AGGRESSOR}")])
+    load = Load()
+    for number in range(8):
+        load.add(VICTIM, writer(f"{mounts[0]}/heavy{number}"))
+        load.add(AGGRESSOR, writer(f"{mounts[1]}/light{number}"))
+    begun = time.monotonic() + 0.5
+    seen = load.run(4.6)
+    errors = []
+    for second in range(4):
+        done = [sum(size for at, _, size in seen[uid] if 0 <= at - begun - second < 1) for uid in (VICTIM, AGGRESSOR)]
+        errors.append(abs(done[0] / sum(done) - 0.75) / 0.75)
+    put("qos_share_error", max(errors), "part")
+
+
+def part_idle(mounts):
+    """The throughput of one user, the others idle, with rules and without; no limit."""
+    ratios = []
+    for _ in range(ROUNDS):
+        rates = []
+        for wanted in ([], [USERS]):
+            rules(wanted)
+            load = Load()
+            for number in range(4):
+                load.add(VICTIM, writer(f"{mounts[0]}/idle{number}"))
+            rates.append(rate(load.run(SECS)[VICTIM], SECS))
+        ratios.append(rates[1] / rates[0])
+    put("qos_idle_efficiency", statistics.median(ratios), "ratio")
+
+
+def part_overhead(mounts):
+    """CPU of the server for each small read, with rules and without."""
+    costs = {0: [], 1: []}
+    for _ in range(2 * ROUNDS + 1):
+        for arm, wanted in enumerate(([], [USERS])):
+            rules(wanted)
+            before = cpu_s()
+            seen = Load().add(VICTIM, reader(f"{mounts[0]}/small", 4096, span=1)).run(SECS)
+            costs[arm].append((cpu_s() - before) / len(seen[VICTIM]))
+    without, with_rules = (statistics.median(costs[arm]) for arm in (0, 1))
+    put("qos_overhead", with_rules / without - 1, "part")
+    put("qos_cpu_each_call", with_rules * 1e6, "us")
+
+
+def part_jain(mounts):
+    """A thousand users, each with one read of 128 KiB after the other."""
+    rules([WHOLE, USERS])
+    threading.stack_size(256 << 10)
+    load = Load()
+    for number in range(1000):
+        load.add(10_000 + number, reader(f"{mounts[number % 2]}/large", 128 << 10))
+    time.sleep(3)
+    begun = time.monotonic()
+    time.sleep(6)
+    ended = time.monotonic()
+    seen = load.end()
+    rates = [sum(size for at, _, size in calls if begun <= at < ended) for calls in seen.values()]
+    put("qos_jain_1000", sum(rates) ** 2 / (len(rates) * sum(one * one for one in rates)), "index")
+
+
+def part_change(mounts):
+    """From the start of `dray qos` until calls that waited have gone on."""
+    times = []
+    for _ in range(ROUNDS):
+        rules([("slow", f"match.user={AGGRESSOR}", "limit=1M")])
+        load = Load()
+        for number in range(8):
+            load.add(AGGRESSOR, writer(f"{mounts[0]}/change{number}"))
+        time.sleep(1.5)
+        begun = time.monotonic()
+        qos("set", "slow", f"match.user={AGGRESSOR}", "limit=1G")
+        seen = load.run(0.5)
+        after = [at for at, *_ in seen[AGGRESSOR] if at > begun]
+        times.append((after[8] - begun) * 1e3)
+    put("qos_rule_change_ms", statistics.median(times), "ms")
+
+
+def main():
+    mounts = sys.argv[1:]
+    make(f"{mounts[0]}/small", 4096)
+    make(f"{mounts[0]}/large", 2 * MIB)
+    for part in (part_victim, part_share, part_idle, part_overhead, part_jain, part_change):
+        part(mounts)
+
+
+main()
