@@ -4,7 +4,7 @@
 
 use dray_core::{DirPage, Entry, Identity, Op, Statfs};
 use dray_rpc::wire::{
-    BatchHead, BatchReply, Call, CallHead, Challenge, Change, FileDurableStamp, Hello, Input, NotifyHead, Proof, Refused,
+    AuditCall, AuditHello, AuditReply, AuditWelcome, BatchHead, BatchReply, Call, CallHead, Challenge, Change, FileDurableStamp, Hello, Input, NotifyHead, Proof, Refused,
     ReplicaHello, ReplicaWelcome, ReplyHead, Stamp, Ticket, Welcome, Wire, get_durable_stamps, peek_kind, peek_tag,
     peek_unknown_op,
 };
@@ -43,6 +43,8 @@ fuzz_target!(|bytes: &[u8]| {
     let _ = (ReplicaHello::from_message(bytes), ReplicaHello::versions(bytes));
     let _ = ReplicaWelcome::from_message(bytes);
     let _ = (BatchHead::get_message(bytes), BatchReply::get_message(bytes));
+    let _ = (AuditHello::from_message(bytes), AuditHello::versions(bytes), AuditWelcome::from_message(bytes));
+    let _ = (AuditCall::get_message(bytes), AuditReply::get_message(bytes));
     let _ = Challenge::from_message(bytes);
     let _ = Proof::from_message(bytes);
     let _ = Welcome::from_message(bytes);
@@ -58,6 +60,8 @@ fuzz_target!(|bytes: &[u8]| {
     again::<Change>(bytes);
     again::<(Stamp, Ticket)>(bytes);
     again::<FileDurableStamp>(bytes);
+    again::<AuditCall>(bytes);
+    again::<AuditReply>(bytes);
     let _ = (get_durable_stamps(bytes), ReplyHead::split(bytes));
     // Names within a page may be cut to what a page can hold: only that it is understood.
     let _ = Input::whole::<DirPage>(bytes);

@@ -17,6 +17,7 @@ use crate::serve::export::ExportPlan;
 mod audit;
 mod examples;
 mod helper;
+mod policy;
 mod qos;
 mod usage_error;
 
@@ -25,6 +26,7 @@ pub use audit::{
     RegisterArgs, SearchArgs, VerifyArgs,
 };
 pub use helper::helper_args;
+pub use policy::{PolicyArgs, PolicyCommand, PolicyRunArgs};
 pub use qos::{QosCommand, QosRemoveArgs, QosSetArgs, QosTopArgs};
 
 /// Carries file I/O from the nodes that compute to the storage that a site already has.
@@ -73,6 +75,7 @@ pub enum Command {
     Drain(DrainArgs),
     Accept(AcceptArgs),
     Audit(AuditArgs),
+    Policy(PolicyArgs),
     /// Share the bandwidth of a server's exports: set rules, remove them, see what each has
     Qos {
         /// What to do.
@@ -210,6 +213,9 @@ pub struct ServeArgs {
     ///   audit_spill=DIR       where old segments go then
     ///   audit_max=SIZE, audit_segment=SIZE
     ///                         of the log and of its files [default: 10G, 64M]
+    ///   audit_readers=ADDRESS[/BITS]+...
+    ///                         whose root may read it over the network; with
+    ///                         squash=none that of each client may
     ///   direct                pass O_DIRECT on to the file system below
     ///   inline=auto|always|never
     ///                         whether calls to it are made by the threads

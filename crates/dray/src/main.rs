@@ -26,6 +26,7 @@ mod mount;
 mod notify_systemd;
 mod output;
 mod paths;
+mod policy;
 mod projection;
 mod qos;
 mod run_file;
@@ -76,6 +77,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Drain(args) => drain::run(&args),
         Command::Accept(args) => accept::run(&args),
         Command::Audit(args) => audit::run(&args),
+        Command::Policy(args) => policy::run(&args),
         Command::Qos { command } => qos::run(&command),
         Command::Demo(args) => demo::run(&args),
         Command::Survey(args) => survey::run(&args),

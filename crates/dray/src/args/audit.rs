@@ -43,9 +43,13 @@ pub enum AuditCommand {
 /// Which log.
 #[derive(Clone, Debug, clap::Args)]
 pub struct LogArgs {
-    /// Name of the export
+    /// Name of an export of this machine, or a target such as dray://io1,io2/home: the log of each
+    /// of these servers
     #[arg(value_name = "EXPORT")]
     pub export: String,
+    /// For a target: none or psk:FILE [default: psk:/etc/dray/key if you can read that]
+    #[arg(long, value_name = "none|psk:FILE")]
+    pub auth: Option<String>,
     /// State directory of the server, where several of this machine have such an export
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub state: Option<PathBuf>,

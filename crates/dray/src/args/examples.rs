@@ -49,11 +49,17 @@ pub const ACCEPT: &str = "Examples:
   dray status              # says what is at the export's directory, and what was
   dray accept home";
 
+pub const POLICY: &str = "Examples:
+  dray policy check
+  dray policy run old-scratch --scan --dry-run    # the first time
+  dray policy run old-scratch";
+
 pub const AUDIT: &str = "Examples:
   dray audit register home siem --kinds change --idle-max 7d
   dray audit follow home --name siem --json       # goes on where it was
   dray audit search home --user anna --path /projects/x --since 2d
   dray audit search home --denied
+  dray audit follow dray://io1,io2/home --json    # of two servers, by time
   dray audit verify home";
 
 pub const UPGRADE: &str = "Examples:

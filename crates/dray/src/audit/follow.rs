@@ -1,72 +1,77 @@
 //! Prints records as they come.
 
-use std::time::Duration;
-
-use dray_layers::audit::{AuditFilter, LogReader};
-use dray_rt::Instant;
-
+use super::feed::{Begin, FeedPlan};
+use super::merge::{Merge, MergeStep, Merged};
+use super::sources::LogSource;
 use crate::args::FollowArgs;
-use crate::audit::consumers::{check_log, end_of, save};
 use crate::audit::filter_of;
-use crate::audit::place::LogPlace;
 use crate::audit::render::Format;
+use crate::audit::search::Progress;
 use crate::error::Failure;
 use crate::output;
 
-/// How often it looks for more records.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// How often the bookmark is kept.
-const KEEP_EVERY: Duration = Duration::from_millis(500);
-
 pub fn run(args: &FollowArgs) -> Result<(), Failure> {
-    let place = LogPlace::find(&args.log)?;
-    let end = end_of(&place)?;
-    let mut consumer = match &args.name {
-        Some(name) => Some(place.consumer(name)?),
-        None => None,
+    let sources = match args.from {
+        Some(_) => vec![LogSource::only(&args.log, "--from")?],
+        None => LogSource::all(&args.log)?,
     };
-    let filter: AuditFilter = match &consumer {
-        Some(consumer) => {
-            check_log(consumer, end.log)?;
-            consumer.filter().map_err(Failure::new)?
-        }
-        None => filter_of(&args.filter)?,
+    let plan = FeedPlan {
+        name: args.name.clone(),
+        filter: filter_of(&args.filter)?,
+        from: args.from,
+        begin: if args.once { Begin::Oldest } else { Begin::Next },
+        once: args.once,
     };
-    let from = match (args.from, &consumer) {
-        (Some(from), _) => from,
-        (None, Some(consumer)) => consumer.bookmark,
-        (None, None) if args.once => end.first_index,
-        (None, None) => end.next_index,
-    };
-    let format = if args.log.json { Format::Json } else { Format::Text };
-    let mut reader = LogReader::new(place.dirs.clone(), from);
-    let mut kept: (u64, Option<Instant>) = (from, None);
+    print_all(&sources, &plan, args.log.json, &mut Progress::none())
+}
+
+/// Prints what comes until it ends. Errors: servers were away to the end.
+pub fn print_all(
+    sources: &[LogSource],
+    plan: &FeedPlan,
+    is_json: bool,
+    progress: &mut Progress,
+) -> Result<(), Failure> {
+    let format = if is_json { Format::Json } else { Format::Text };
+    let servers: Vec<Option<String>> = sources.iter().map(LogSource::server).collect();
+    let server = |number: usize| servers[number].as_deref();
+    let plans = vec![plan.clone(); sources.len()];
+    let mut merge = Merge::start(sources, &plans)?;
     loop {
+        let some = match merge.next()? {
+            MergeStep::Some(some) => some,
+            MergeStep::Progress(done, whole) => {
+                progress.show(done, whole);
+                continue;
+            }
+            MergeStep::End(away) => {
+                progress.clear();
+                let away: Vec<&str> = away.into_iter().filter_map(server).collect();
+                return match away.is_empty() {
+                    true => Ok(()),
+                    false => Err(Failure::new(format!(
+                        "what {} has recorded is not among this",
+                        away.join(" and ")
+                    ))
+                    .nobody_answered()),
+                };
+            }
+        };
+        progress.clear();
         let mut lines = String::new();
-        let more = reader
-            .advance(&mut |record| {
-                if filter.wants(&record) {
-                    format.line(&record, None, &mut lines);
+        for one in some {
+            match one {
+                Merged::Record(number, record) => {
+                    let origin = server(number).map(|name| ("server", name));
+                    format.line(&record, origin, &mut lines);
                 }
-            })
-            .map_err(|error| Failure::new(format!("{}: {error}", place.cannot_read())))?;
-        if !lines.is_empty() {
-            output::print(&lines)?;
+                Merged::Away(_, why) => output::complain(format_args!("{why}; the others go on")),
+                Merged::Back(number) => output::complain(format_args!(
+                    "{} is back; what it has recorded meanwhile follows",
+                    server(number).unwrap_or_default()
+                )),
+            }
         }
-        // Only what has been printed is done with.
-        let is_due = kept.1.is_none_or(|last| last.elapsed() >= KEEP_EVERY) || args.once && !more;
-        if let Some(consumer) = &mut consumer
-            && reader.next_index() > kept.0
-            && is_due
-        {
-            consumer.bookmark = reader.next_index();
-            save(&place, consumer.clone(), reader.log().or(end.log))?;
-            kept = (consumer.bookmark, Some(dray_rt::now()));
-        }
-        match (more, args.once) {
-            (true, _) => {}
-            (false, true) => return Ok(()),
-            (false, false) => std::thread::sleep(LOOK_AGAIN),
-        }
+        output::print(&lines)?;
     }
 }

@@ -1,12 +1,19 @@
 //! `dray audit`.
 
+pub(crate) mod access;
 mod consumers;
+pub(crate) mod feed;
 mod follow;
+pub(crate) mod local;
+pub(crate) mod merge;
 pub(crate) mod place;
+mod remote;
 pub(crate) mod render;
 mod search;
+pub(crate) mod sources;
 pub(crate) mod time;
 mod verify;
+pub(crate) mod wire;
 
 use dray_layers::audit::{AuditFilter, KindSet};
 
@@ -47,7 +54,7 @@ fn filter_of(args: &FilterArgs) -> Result<AuditFilter, Failure> {
 }
 
 /// A user, by number or by the name that this machine knows.
-fn uid_of(user: &str) -> Result<u32, Failure> {
+pub(crate) fn uid_of(user: &str) -> Result<u32, Failure> {
     if let Ok(uid) = user.parse() {
         return Ok(uid);
     }

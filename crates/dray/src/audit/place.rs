@@ -5,15 +5,15 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use dray_layers::audit::{Consumer, Consumers, SegmentFile, segments};
+use dray_layers::audit::{Consumers, SegmentFile, segments};
 
-use crate::args::LogArgs;
 use crate::control::{self, ProcessKind};
 use crate::error::{ErrorContext, Failure};
 use crate::paths;
 use crate::serve::audit::{SPILL_FILE, log_dir};
 
 /// A log on this machine.
+#[derive(Clone, Debug)]
 pub struct LogPlace {
     pub export: String,
     pub dir: PathBuf,
@@ -23,12 +23,12 @@ pub struct LogPlace {
 
 impl LogPlace {
     /// Finds the log. Errors: there is none, or several servers have one of this export.
-    pub fn find(args: &LogArgs) -> Result<LogPlace, Failure> {
-        let states = match &args.state {
-            Some(state) => vec![state.clone()],
+    pub fn find(export: &str, state: Option<&Path>) -> Result<LogPlace, Failure> {
+        let states = match state {
+            Some(state) => vec![state.to_owned()],
             None => known_states(),
         };
-        let has_log = |state: &&PathBuf| log_dir(state, &args.export).is_dir();
+        let has_log = |state: &&PathBuf| log_dir(state, export).is_dir();
         let found: BTreeSet<PathBuf> = states
             .iter()
             .filter(has_log)
@@ -37,19 +37,17 @@ impl LogPlace {
         let mut found = found.into_iter();
         let (first, second) = (found.next(), found.next());
         match (first, second) {
-            (Some(state), None) => Ok(LogPlace::in_state(&state, &args.export)),
+            (Some(state), None) => Ok(LogPlace::in_state(&state, export)),
             (Some(one), Some(other)) => {
                 let (one, other) = (one.display(), other.display());
                 Err(Failure::usage(format!(
-                    "there are several audits of `{}`: name the state directory with --state {one} or \
-                     --state {other}",
-                    args.export
+                    "there are several audits of `{export}`: name the state directory with --state {one} \
+                     or --state {other}"
                 )))
             }
             (None, _) => Err(Failure::new(format!(
-                "no audit of an export `{}` on this machine: is `audit` set for it, and are you the \
-                 server's user? (--state names the server's state directory)",
-                args.export
+                "no audit of an export `{export}` on this machine: is `audit` set for it, and are you the \
+                 server's user? (--state names the server's state directory)"
             ))),
         }
     }
@@ -65,17 +63,6 @@ impl LogPlace {
 
     pub fn consumers(&self) -> Consumers {
         Consumers::of(&self.dir)
-    }
-
-    /// The consumer of this name. Errors: there is none, or its file is broken.
-    pub fn consumer(&self, name: &str) -> Result<Consumer, Failure> {
-        let found = self.consumers().find(name).doing(|| self.cannot_read())?;
-        found.ok_or_else(|| {
-            Failure::new(format!(
-                "no consumer `{name}` of the audit of `{0}`: `dray audit list {0}` shows those there are",
-                self.export
-            ))
-        })
     }
 
     pub fn segments(&self) -> Result<Vec<SegmentFile>, Failure> {

@@ -8,6 +8,9 @@ use serde_json::{Map, Value, json};
 use crate::audit::time;
 use crate::output::{json_line, plain};
 
+/// What a record comes from, and its name: an export, or a server.
+pub type Origin<'a> = Option<(&'static str, &'a str)>;
+
 /// How records are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
@@ -16,11 +19,11 @@ pub enum Format {
 }
 
 impl Format {
-    /// Appends a line. `export`: of which one it is, where there may be several.
-    pub fn line(self, record: &AuditRecord, export: Option<&str>, out: &mut String) {
+    /// Appends a line. `origin`: where it comes from, where there may be several such places.
+    pub fn line(self, record: &AuditRecord, origin: Origin<'_>, out: &mut String) {
         match self {
-            Format::Json => out.push_str(&json_line(&json_of(record, export))),
-            Format::Text => text_of(record, export, out),
+            Format::Json => out.push_str(&json_line(&json_of(record, origin))),
+            Format::Text => text_of(record, origin, out),
         }
     }
 }
@@ -40,7 +43,7 @@ fn put_text(object: &mut Map<String, Value>, key: &str, text: Option<&Text>) {
 }
 
 /// All that is known of a record.
-pub fn json_of(record: &AuditRecord, export: Option<&str>) -> Value {
+pub fn json_of(record: &AuditRecord, origin: Origin<'_>) -> Value {
     let mut object = Map::new();
     let mut put = |key: &str, value: Value| {
         if !value.is_null() {
@@ -51,7 +54,9 @@ pub fn json_of(record: &AuditRecord, export: Option<&str>) -> Value {
     put("time", json!(time::shown(record.time_us)));
     put("kind", json!(record.kind.name()));
     put("result", json!(record.error.map_or("ok", |error| error.name())));
-    put("export", json!(export));
+    if let Some((what, name)) = origin {
+        put(what, json!(name));
+    }
     put("id", json!(record.id.map(|id| id.to_string())));
     put("parent", json!(record.parent.map(|id| id.to_string())));
     put("to_parent", json!(record.to_parent.map(|id| id.to_string())));
@@ -121,7 +126,7 @@ fn client_name(peer: AuditPeer) -> Option<String> {
     }
 }
 
-fn text_of(record: &AuditRecord, export: Option<&str>, out: &mut String) {
+fn text_of(record: &AuditRecord, origin: Origin<'_>, out: &mut String) {
     let result = record.error.map_or("ok", |error| error.name());
     let time = time::shown(record.time_us);
     // Writing to a string cannot fail.
@@ -130,7 +135,7 @@ fn text_of(record: &AuditRecord, export: Option<&str>, out: &mut String) {
         out.push(' ');
         out.push_str(&plain(text));
     };
-    export.iter().for_each(|export| word(&format!("export={export}")));
+    origin.iter().for_each(|(what, name)| word(&format!("{what}={name}")));
     if let Some(gap) = &record.gap {
         word(&format!("missing={} {}", gap.records, gap.why));
         out.push('\n');

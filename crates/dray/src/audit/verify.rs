@@ -3,19 +3,28 @@
 use dray_layers::audit::{HASH_BYTES, Hash, verify};
 use serde_json::json;
 
+use super::access::{LogSummary, log_text};
+use super::consumers::with_server;
+use super::place::LogPlace;
+use super::search::Progress;
+use super::sources::{LogSource, for_each};
 use crate::args::{LogArgs, VerifyArgs};
-use crate::audit::consumers::{end_of, log_text};
-use crate::audit::place::LogPlace;
-use crate::audit::search::Progress;
 use crate::error::{ErrorContext, Failure};
 use crate::output;
 
 pub fn run(args: &VerifyArgs) -> Result<(), Failure> {
     let anchor = args.anchor.as_deref().map(parse_anchor).transpose()?;
-    let place = LogPlace::find(&args.log)?;
-    let mut progress = Progress::new(place.segments()?.iter().map(|one| one.bytes).sum());
+    if args.log.export.contains("://") {
+        return Err(Failure::usage(
+            "a log is verified on its server's machine, with the name of the export: it is the files \
+             there that somebody may have been at",
+        ));
+    }
+    let place = LogPlace::find(&args.log.export, args.log.state.as_deref())?;
+    let whole = place.segments()?.iter().map(|one| one.bytes).sum();
+    let mut progress = Progress::new();
     let begun = dray_rt::now();
-    let found = verify(&place.dirs, anchor, |bytes| progress.show(bytes));
+    let found = verify(&place.dirs, anchor, |bytes| progress.show(bytes, whole));
     progress.clear();
     let found = found.doing(|| place.cannot_read())?;
     let seconds = begun.elapsed().as_secs_f64();
@@ -62,26 +71,29 @@ fn parse_anchor(text: &str) -> Result<(u64, Hash), Failure> {
 }
 
 pub fn stat(args: &LogArgs) -> Result<(), Failure> {
-    let place = LogPlace::find(args)?;
-    let (all, end) = (place.segments()?, end_of(&place)?);
-    let bytes: u64 = all.iter().map(|segment| segment.bytes).sum();
-    let consumers = place.consumers().all().doing(|| place.cannot_read())?;
-    let lag = consumers.iter().map(|one| end.next_index.saturating_sub(one.bookmark)).max();
+    for_each(args, |source, log| stat_of(args.json, source, &log.summary()?))
+}
+
+fn stat_of(is_json: bool, source: &LogSource, summary: &LogSummary) -> Result<(), Failure> {
+    let LogSummary { place, log, segments, bytes, first_index, next_index, consumers } = summary;
+    let lag = consumers.iter().map(|one| next_index.saturating_sub(one.bookmark)).max();
     let lag = lag.unwrap_or(0);
-    if args.json {
-        return output::print_json(&json!({
-            "export": place.export, "dir": place.dir.display().to_string(),
-            "log": end.log.map(log_text), "segments": all.len(), "bytes": bytes,
-            "first_index": end.first_index, "next_index": end.next_index,
+    if is_json {
+        let object = json!({
+            "export": source.export(), "log": log.map(log_text), "segments": segments,
+            "bytes": bytes, "first_index": first_index, "next_index": next_index,
             "consumers": consumers.len(), "lag": lag,
-        }));
+        });
+        let mut object = with_server(source, object);
+        if source.server().is_none() {
+            object["dir"] = json!(place);
+        }
+        return output::print_json(&object);
     }
     output::print_line(format_args!(
-        "{}: records {} to {} in {} segments, {bytes} bytes; {} consumers, the slowest {lag} behind",
-        place.dir.display(),
-        end.first_index,
-        end.next_index.saturating_sub(1),
-        all.len(),
+        "{place}: records {first_index} to {} in {segments} segments, {bytes} bytes; {} consumers, the \
+         slowest {lag} behind",
+        next_index.saturating_sub(1),
         consumers.len()
     ))
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use dray_core::FileSystem;
 use dray_layers::audit::{Audit, AuditOptions, FullPolicy, KindSet};
+use dray_rpc::server::Allow;
 use serde::Deserialize;
 
 use crate::error::Failure;
@@ -13,11 +14,11 @@ use crate::mount::options::parse_size;
 use crate::suggestions::meant;
 
 /// The options on the command line.
-pub const AUDIT_OPTIONS: [&str; 5] =
-    ["audit", "audit_full", "audit_spill", "audit_max", "audit_segment"];
+pub const AUDIT_OPTIONS: [&str; 6] =
+    ["audit", "audit_full", "audit_spill", "audit_max", "audit_segment", "audit_readers"];
 
 /// The keys of the table `audit` in the configuration.
-pub const AUDIT_KEYS: [&str; 5] = ["kinds", "full", "spill", "max", "segment"];
+pub const AUDIT_KEYS: [&str; 6] = ["kinds", "full", "spill", "max", "segment", "readers"];
 
 /// A segment has at least so many bytes: the tables of its encoding begin anew with each.
 const SEGMENT_MIN_BYTES: u64 = 64 << 10;
@@ -32,6 +33,8 @@ pub struct AuditPlan {
     spill: Option<PathBuf>,
     max_bytes: u64,
     segment_bytes: u64,
+    /// Machines whose root may read it over the network, whatever the export makes of root.
+    pub readers: Vec<Allow>,
 }
 
 impl Default for AuditPlan {
@@ -42,6 +45,7 @@ impl Default for AuditPlan {
             spill: None,
             max_bytes: 10 << 30,
             segment_bytes: 64 << 20,
+            readers: Vec::new(),
         }
     }
 }
@@ -55,6 +59,7 @@ pub struct AuditTable {
     spill: Option<String>,
     max: Option<String>,
     segment: Option<String>,
+    readers: Vec<String>,
 }
 
 impl AuditTable {
@@ -63,7 +68,8 @@ impl AuditTable {
         let mut plan = AuditPlan::default();
         let names = self.kinds.as_ref().map_or("all".to_owned(), |kinds| kinds.join("+"));
         plan.set("audit", &names)?;
-        let others = [&self.full, &self.spill, &self.max, &self.segment];
+        let readers = (!self.readers.is_empty()).then(|| self.readers.join("+"));
+        let others = [&self.full, &self.spill, &self.max, &self.segment, &readers];
         for (option, value) in AUDIT_OPTIONS[1..].iter().zip(others) {
             value.iter().try_for_each(|value| plan.set(option, value))?;
         }
@@ -101,6 +107,10 @@ impl AuditPlan {
                 return Err(format!("an audit spills to an absolute path, not `{value}`"));
             }
             "audit_max" => self.max_bytes = size()?,
+            "audit_readers" => {
+                let ranges = value.split('+').map(str::parse).collect::<Result<_, String>>();
+                self.readers = ranges.map_err(|what| format!("`audit_readers`: {what}"))?;
+            }
             _ => self.segment_bytes = size()?,
         }
         Ok(())
@@ -182,6 +192,7 @@ mod tests {
         let some = plan(some).unwrap();
         assert_eq!(some.kinds.unwrap().names(), ["create", "unlink"]);
         assert_eq!((some.max_bytes, some.segment_bytes), (1 << 30, 1 << 20));
+        assert_eq!(plan("readers = ['10.0.0.1', 'fd00::/8']").unwrap().readers.len(), 2);
         for (text, words) in [
             ("kinds = ['opne']", "no kind of record is called `opne`; there are: all"),
             ("full = 'blok'", "did you mean `block`?"),
@@ -190,6 +201,7 @@ mod tests {
             ("spill = '/x'", "with `spill` alone"),
             ("max = '0'", "two of its segments"),
             ("segment = '1K'", "64K at least"),
+            ("readers = ['io1']", "`audit_readers`: "),
             ("max = 'much'", "a size such as"),
         ] {
             let error = plan(text).unwrap_err();

@@ -2,6 +2,7 @@
 
 mod aggregation;
 pub(crate) mod audit;
+mod audit_port;
 mod audit_sinks;
 mod backend_options;
 pub(crate) mod config;
@@ -110,6 +111,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let state = Arc::new(Mutex::new(Some(state)));
     let descriptor_store = start_descriptor_store(&state_dir);
     let slice_options = options.clone();
+    let key = options.key.clone();
     let (journal, boot, loss) = former_server(&state_dir, plan.boot)?;
     let names: Vec<&str> = plan.exports.iter().map(|export| export.name.as_str()).collect();
     let server = Server::awaiting(options, &names, Arc::new(journal));
@@ -132,7 +134,9 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     };
     audit_sinks::start(&sinks, &exports, audited, &state_dir)?;
     plan::warn_of_sharing(&exports); // whose directories are known without links now
-    let workers = Arc::new(Workers::new(&names, plan.threads).with_slices(slices.clone()));
+    let audits = audit_port::of_exports(&plan.exports, &exports, key, &state_dir);
+    let workers = Workers::new(&names, plan.threads).with_slices(slices.clone());
+    let workers = Arc::new(workers.with_audits(audits));
     let serving =
         Serving { plan, state_dir, server, exports, slices, qos, workers, state, descriptor_store };
     let mut executor =

@@ -11,11 +11,11 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dray_fabric::Incoming;
-use dray_rpc::server::{Admission, Server, wanted_export, wanted_slice};
+use dray_rpc::server::{Admission, AuditPort, Server, wanted_audit, wanted_export, wanted_slice};
 use dray_rt::sync::oneshot;
 use dray_rt::{CpuSet, DriverKind, Executor, ExecutorHandle, Scope};
 
@@ -34,6 +34,8 @@ pub struct Workers {
     /// For each projection with slices the thread on which notes of other servers arrive. It waits for
     /// the disk of the state directory, and for no file system of an export.
     ports: BTreeMap<String, Group>,
+    /// Where readers of audits are served, on the thread that accepts: logs are read on others.
+    audits: Option<Arc<AuditPort>>,
     /// CPUs that this process may use, in order.
     cpus: Vec<usize>,
     /// Threads of one export.
@@ -95,13 +97,19 @@ impl Workers {
         let count = if count == 0 { cpus.len() } else { count };
         let each = count.min(THREADS_MAX / exports.len().max(1)).max(1);
         let exports = exports.iter().map(|name| ((*name).to_owned(), Group::of(each))).collect();
-        Workers { exports, slices: BTreeMap::new(), ports: BTreeMap::new(), cpus, each }
+        let (slices, ports) = (BTreeMap::new(), BTreeMap::new());
+        Workers { exports, slices, ports, audits: None, cpus, each }
     }
 
     /// With these slices of exports among them.
     pub fn with_slices(self, slices: SlicesByProjection) -> Workers {
         let ports = slices.keys().map(|name| (name.clone(), Group::of(1))).collect();
         Workers { slices, ports, ..self }
+    }
+
+    /// With the audits of its exports for readers on other machines.
+    pub fn with_audits(self, port: AuditPort) -> Workers {
+        Workers { audits: Some(Arc::new(port)), ..self }
     }
 
     /// Threads that one export may have.
@@ -140,6 +148,12 @@ impl Workers {
         let peer = incoming.peer();
         if let Some(slice) = wanted_slice(head) {
             return self.serve_notes(&slice, incoming, admission);
+        }
+        if let Some(port) = self.audits.clone().filter(|_| wanted_audit(head).is_some()) {
+            return match incoming.establish() {
+                Ok(connection) => port.serve(connection, admission).await,
+                Err(error) => log::error!("cannot serve a connection of {peer}: {error}"),
+            };
         }
         let wanted = wanted_export(head);
         let slice = wanted.as_ref().and_then(|name| self.slice(name));

@@ -12,6 +12,7 @@ mod consumers;
 mod filter;
 mod kind;
 mod log;
+mod packed;
 mod paths;
 mod raw;
 mod record;
@@ -37,6 +38,7 @@ pub use consumers::{CONSUMERS_MAX, Consumer, Consumers};
 pub use filter::AuditFilter;
 pub use kind::{AuditKind, KindSet, UnknownKind};
 pub use log::{LogError, LogReader, SegmentFile, Verified, segments, verify};
+pub use packed::{PACK_RECORDS_MAX, RecordPack, unpack};
 pub use paths::FindPath;
 pub use record::{
     AuditClient, AuditGap, AuditPeer, AuditRecord, AuditSet, AuditTotals, AuditUser, GROUPS_MAX,
@@ -72,7 +74,8 @@ pub fn decode_anything(bytes: &[u8]) -> usize {
     while !input.0.is_empty() && codec.get(count as u64, &mut input).is_ok() {
         count += 1;
     }
-    count + usize::from(raw::decode(bytes, &mut Arc::default()).is_ok())
+    let packed = unpack(bytes).map_or(0, |all| all.len());
+    count + packed + usize::from(raw::decode(bytes, &mut Arc::default()).is_ok())
 }
 
 /// What happens where a log has no room.
@@ -169,6 +172,11 @@ impl Audit {
     /// Figures.
     pub fn status(&self) -> AuditStatus {
         self.shared.status()
+    }
+
+    /// Whether all that was recorded before this call is in the log's segments.
+    pub fn is_drained(&self) -> bool {
+        self.shared.ring.used_bytes() == 0
     }
 
     /// Has all that is recorded written and brought to media. False: that was not to be had within

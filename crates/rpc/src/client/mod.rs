@@ -6,6 +6,7 @@
 //! reconnection. The server's replay slots make that harmless.
 
 mod adaptive_choice;
+mod audit;
 mod channel;
 mod control;
 mod durability;
@@ -23,6 +24,7 @@ mod slots;
 mod split_read;
 mod sync_scheduler;
 
+pub use audit::{AuditError, AuditLink};
 pub use channel::ChannelStats;
 pub use durability::{LossEvent, UnsyncedStatus};
 pub use fs::RemoteFs;

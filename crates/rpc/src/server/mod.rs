@@ -31,7 +31,10 @@ mod tickets;
 mod watchers;
 mod withdrawal;
 
-pub use connection::{Admission, ReplicaPort, ReplicaTerms, wanted_export, wanted_slice};
+pub use connection::{
+    Admission, AuditExport, AuditPort, AuditReader, ReplicaPort, ReplicaTerms, wanted_audit,
+    wanted_export, wanted_slice,
+};
 pub use export::{Allow, Export, ExportDefinition};
 pub use forwarding::ForwardingNodes;
 pub use journal::file::FileJournal;

@@ -22,6 +22,10 @@ pub enum Kind {
     Batch = 6,
     /// Answers a batch.
     BatchReply = 7,
+    /// Asks for the audit of an export.
+    AuditCall = 8,
+    /// Answers that.
+    AuditReply = 9,
 }
 
 wire_numbers!(Kind {
@@ -32,6 +36,8 @@ wire_numbers!(Kind {
     Kind::Handshake = 5,
     Kind::Batch = 6,
     Kind::BatchReply = 7,
+    Kind::AuditCall = 8,
+    Kind::AuditReply = 9,
 });
 
 /// The kind of a message.

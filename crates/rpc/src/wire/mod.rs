@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+mod audit;
 mod call;
 mod changed;
 mod codec;
@@ -20,6 +21,10 @@ mod stamp;
 mod ticket;
 mod types;
 
+pub use audit::{
+    AuditCall, AuditConsumer, AuditHello, AuditPart, AuditReply, AuditSummary, AuditWanted,
+    AuditWelcome,
+};
 pub use call::Call;
 pub use changed::{CHANGED_MAX, get_changed, put_changed};
 pub use codec::{Input, Malformed, Wire};

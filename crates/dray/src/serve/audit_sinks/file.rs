@@ -61,7 +61,9 @@ impl Sink for FileSink {
             *self = FileSink::open(&self.path.clone(), self.max_bytes, self.keep, export)?;
         }
         let mut lines = String::new();
-        records.iter().for_each(|one| Format::Json.line(one, Some(&self.export), &mut lines));
+        records
+            .iter()
+            .for_each(|one| Format::Json.line(one, Some(("export", &self.export)), &mut lines));
         if self.bytes > 0 && self.bytes + lines.len() as u64 > self.max_bytes {
             self.rotate()?;
         }

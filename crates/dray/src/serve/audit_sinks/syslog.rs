@@ -89,7 +89,7 @@ impl SyslogSink {
         let (time, host) =
             (time::shown(record.time_us), if self.host.is_empty() { "-" } else { &self.host });
         let pid = std::process::id();
-        let body = json_line(&json_of(record, Some(&self.export)));
+        let body = json_line(&json_of(record, Some(("export", &self.export))));
         let priority = FACILITY * 8 + severity;
         format!("<{priority}>1 {time} {host} dray {pid} audit - {}", body.trim_end())
     }

@@ -1,6 +1,7 @@
 //! A connection at the server, from the handshake over the calls to its end.
 
 mod answer;
+mod audit;
 mod call;
 mod handshake;
 mod receive;
@@ -24,6 +25,7 @@ use crate::server::service::Inner;
 use crate::server::session::ServerSession;
 use crate::wire::{Call, CallHead, Input, Malformed, OpRow, peek_unknown_op};
 
+pub use audit::{AuditExport, AuditPort, AuditReader, wanted_audit};
 use handshake::ChallengedPeer;
 pub use handshake::wanted_export;
 pub use replica::{ReplicaPort, ReplicaTerms, wanted_slice};
@@ -121,6 +123,16 @@ async fn watch_handshake(connection: Weak<dyn Connection>, shared: Weak<Shared>)
     sleep(HANDSHAKE_MAX).await;
     if let (Some(connection), Some(shared)) = (connection.upgrade(), shared.upgrade())
         && !shared.serving()
+    {
+        connection.close();
+    }
+}
+
+/// The same of a connection that is no client's.
+async fn watch_welcome(connection: Weak<dyn Connection>, welcomed: Arc<AtomicBool>) {
+    sleep(HANDSHAKE_MAX).await;
+    if let Some(connection) = connection.upgrade()
+        && !welcomed.load(Ordering::SeqCst)
     {
         connection.close();
     }

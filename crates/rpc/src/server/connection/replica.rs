@@ -7,10 +7,10 @@ use std::task::{Context as TaskContext, Poll};
 
 use dray_core::{BufMut, Errno};
 use dray_fabric::{Connection, DATA_MAX_BYTES, Peer, Sink};
-use dray_rt::{random_bytes, sleep};
+use dray_rt::random_bytes;
 
 use super::handshake::agree;
-use super::{Admission, HANDSHAKE_MAX};
+use super::{Admission, watch_welcome};
 use crate::auth::{Key, Role, Transcript};
 use crate::server::connection_limits::HandshakePlace;
 use crate::server::export::Allow;
@@ -73,7 +73,7 @@ impl ReplicaPort {
         admission: Admission,
     ) {
         let welcomed = Arc::new(AtomicBool::new(false));
-        dray_rt::spawn(watch_handshake(Arc::downgrade(&connection), welcomed.clone()));
+        dray_rt::spawn(watch_welcome(Arc::downgrade(&connection), welcomed.clone()));
         let mut sink = ReplicaSink {
             port: self,
             replica,
@@ -120,16 +120,6 @@ impl ReplicaPort {
         let former = newest.replace(Arc::downgrade(connection));
         drop(newest);
         former.and_then(|former| former.upgrade()).into_iter().for_each(|one| one.close());
-    }
-}
-
-/// Ends a connection on which no handshake comes to an end.
-async fn watch_handshake(connection: Weak<dyn Connection>, welcomed: Arc<AtomicBool>) {
-    sleep(HANDSHAKE_MAX).await;
-    if let Some(connection) = connection.upgrade()
-        && !welcomed.load(Ordering::SeqCst)
-    {
-        connection.close();
     }
 }
 
