@@ -3,6 +3,7 @@
 pub(crate) mod caller;
 pub(crate) mod cpus;
 pub(crate) mod crew;
+pub(crate) mod drop_requests;
 pub(crate) mod flight;
 pub(crate) mod identity;
 pub(crate) mod invalidator;
