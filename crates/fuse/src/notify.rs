@@ -62,14 +62,15 @@ pub(crate) fn inval_inode(
     send(device, notify::INVAL_INODE, &body)
 }
 
-/// Drops a name in the directory of node `dir`, also one that is absent. The kernel waits for the
-/// directory's lock, which a request may hold that a daemon has to answer.
-pub(crate) fn inval_entry(device: BorrowedFd<'_>, dir: u64, name: &Name) -> io::Result<()> {
+/// Ends the time of a name in the directory of node `dir`, also of one that is absent. The kernel asks for
+/// it when it is used next, and what is mounted behind it stays. The kernel waits for the directory's
+/// lock, which a request may hold that a daemon has to answer. Only with `HAS_EXPIRE_ONLY`.
+pub(crate) fn expire_entry(device: BorrowedFd<'_>, dir: u64, name: &Name) -> io::Result<()> {
     let name = name.as_bytes();
     let mut body = Vec::with_capacity(16 + name.len() + 1);
     body.extend(dir.to_ne_bytes());
     body.extend((name.len() as u32).to_ne_bytes());
-    body.extend(0u32.to_ne_bytes()); // no flags
+    body.extend(notify::EXPIRE_ONLY.to_ne_bytes());
     body.extend(name);
     body.push(0);
     send(device, notify::INVAL_ENTRY, &body)

@@ -107,7 +107,8 @@ mod tests {
 
     #[test]
     fn requests_arrive_whole_whatever_a_pipe_has_of_them() {
-        let names = ["a", "12345678", &"n".repeat(255)].map(|name| Name::new(name.as_bytes()));
+        let long = "n".repeat(255);
+        let names = ["a", "12345678", &long].map(|name| Name::new(name.as_bytes()));
         let mut sent = vec![DropRequest::Node(7)];
         for name in names {
             sent.push(DropRequest::Name { dir: 3, name: name.unwrap() });

@@ -20,7 +20,7 @@ use dray_core::{Context, FileId, Name};
 use dray_rt::sync::watch;
 use dray_rt::{Instant, now, sleep, timeout};
 
-use crate::notify::{inval_entry, inval_inode};
+use crate::notify::{expire_entry, inval_inode};
 use crate::worker::drop_requests::{DropRequest, DropRequests, NUMBER_BYTES};
 use crate::worker::shared::MountShared;
 
@@ -316,7 +316,7 @@ pub fn invalidate_nodes(
             match request {
                 DropRequest::Node(node) => _ = nodes.insert(node),
                 DropRequest::Name { dir, name } => {
-                    let _ = inval_entry(device, dir, name); // else it runs out
+                    let _ = expire_entry(device, dir, name); // else it runs out
                 }
             }
         }
