@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use dray_cache::LocalCache;
 use dray_client::{ChannelStats, ClientConnection, LossEvent, SessionStatus, UnsyncedStatus};
 use dray_fuse::{Consistency, InFlight, JobTable, Reporter, Transport};
 use dray_rpc::server::{Server, ServerStatus};
@@ -28,6 +30,22 @@ pub struct ServerReport {
     pub state: PathBuf,
     pub threads: usize,
     pub since: Instant,
+}
+
+/// What the cache on the local disk has done since the daemon began.
+fn local_cache(cache: &LocalCache) -> Value {
+    let counts = &cache.counts;
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    json!({
+        "dir": cache.dir().display().to_string(),
+        "limit_bytes": cache.size_bytes(),
+        "hits": count(&counts.hits),
+        "hit_bytes": count(&counts.hit_bytes),
+        "misses": count(&counts.misses),
+        "stored_bytes": count(&counts.stored_bytes),
+        "unleased": count(&counts.unleased),
+        "errors": count(&counts.errors),
+    })
 }
 
 fn seconds(time: Duration) -> f64 {
@@ -222,6 +240,7 @@ pub struct MountReport {
     pub target: String,
     pub consistency: Consistency,
     pub timeout: Option<Duration>,
+    pub cache: Option<Arc<LocalCache>>,
     pub session: ClientConnection,
     pub reporter: Reporter,
     pub since: Instant,
@@ -283,6 +302,7 @@ impl MountReport {
                 "servers": servers(projection, &self.session),
             })),
             "process": { "copied_bytes": dray_core::copied_bytes() },
+            "cache": self.cache.as_ref().map(|cache| local_cache(cache)),
             "unsynced": unsynced(&UnsyncedStatus::sum(sessions.iter().map(|one| &one.unsynced))),
             "ops": counts,
             "read_bytes": stats.bytes.0,
