@@ -31,7 +31,7 @@ const PAUSE: Duration = Duration::from_secs(10);
 pub struct CacheCounts {
     /// Reads that the local disk answered.
     pub hits: AtomicU64,
-    /// Their bytes.
+    /// Bytes that the local disk answered.
     pub hit_bytes: AtomicU64,
     /// Reads that were passed on and stored.
     pub misses: AtomicU64,
