@@ -311,6 +311,8 @@ impl Entrance {
             slots: session.slots.count(),
             lease_ms: options.lease.as_millis().min(u128::from(u32::MAX)) as u32,
             info: session.export.fs.info().clone(),
+            lease_term_ms: 0,
+            lease_epoch: 0,
         };
         let _ = self.connection.send(&welcome.message(), None); // a broken one ends by itself
         self.shared.lock().serving = true;
