@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use dray_client::{ChannelStats, ClientConnection, LossEvent, SessionStatus, UnsyncedStatus};
 use dray_fuse::{Consistency, InFlight, JobTable, Reporter, Transport};
-use dray_rpc::server::{Server, ServerStatus};
+use dray_rpc::server::{LeaseStatus, Server, ServerStatus};
 use dray_rt::Instant;
 use serde_json::{Value, json};
 
@@ -100,6 +100,7 @@ impl ServerReport {
         let below = status.exports.iter().find(|(name, _)| *name == export.name);
         let mapped_twice = status.mapped_twice.iter().find(|(name, _)| *name == export.name);
         let mapped_twice = mapped_twice.map_or(0, |(_, files)| *files);
+        let leases = status.leases.iter().find(|(name, _)| *name == export.name);
         let ops: Value =
             serde_json::from_str(&export.metrics.snapshot().json()).unwrap_or(Value::Null);
         json!({
@@ -121,6 +122,7 @@ impl ServerReport {
             "failover": self.slices.get(&export.name).map(|slices| slices.report()),
             "ops": ops,
             "mapped_twice": mapped_twice,
+            "leases": leases.map(|(_, leases)| lease_counts(leases)),
             "aggregate": export.aggregate_counts().map(|counts| {
                 let named = counts.named().map(|(name, count)| (name.to_owned(), json!(count)));
                 Value::Object(named.collect())
@@ -198,6 +200,16 @@ impl ServerReport {
     }
 }
 
+fn lease_counts(leases: &LeaseStatus) -> Value {
+    json!({
+        "held": leases.held,
+        "recalls": leases.recalls,
+        "acknowledged": leases.acknowledged,
+        "expired": leases.expired,
+        "fences": leases.fences,
+    })
+}
+
 fn clients(status: &ServerStatus) -> Vec<Value> {
     let client = |client: &dray_rpc::server::ClientStatus| {
         json!({
@@ -211,6 +223,7 @@ fn clients(status: &ServerStatus) -> Vec<Value> {
             "read_bytes": client.read_bytes,
             "written_bytes": client.written_bytes,
             "away_s": client.away.map(seconds),
+            "leases": client.leases.as_ref().map(lease_counts),
         })
     };
     status.clients.iter().map(client).collect()

@@ -34,8 +34,8 @@ pub use replica::{BatchHead, BatchOutcome, BatchReply, ReplicaHello, ReplicaWelc
 pub use reply::ReplyHead;
 pub use results::Results;
 pub use rows::{
-    CallRow, Changes, Extent, FileRef, Intent, OpRow, Opening, Operand, SessionChange, SlotUse,
-    Trace,
+    Breaks, CallRow, Changes, Extent, FileRef, Intent, NameLease, OpRow, Opening, Operand,
+    SessionChange, SlotUse, Trace,
 };
 pub use stamp::{Change, FileDurableStamp, Stamp, get_durable_stamps, put_durable_stamp};
 pub use ticket::Ticket;
