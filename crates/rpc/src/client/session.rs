@@ -14,7 +14,7 @@ use crate::auth::Key;
 use crate::client::adaptive_choice::AdaptiveChoice;
 use crate::client::channel::{Channel, ChannelStats};
 use crate::client::durability::UnsyncedStatus;
-use crate::client::leases::{LeaseStatus, LeaseWish};
+use crate::client::leases::{LeaseMemoryStatus, LeaseWish};
 use crate::client::link::{Link, ServerEnd};
 use crate::client::memory::SessionMemory;
 use crate::client::open_ahead::OpenAheadStats;
@@ -203,7 +203,7 @@ pub struct SessionStatus {
     /// Files opened at their lookup.
     pub open_ahead: OpenAheadStats,
     /// Answers that the server leases; none if the session wants no leases.
-    pub leases: Option<LeaseStatus>,
+    pub leases: Option<LeaseMemoryStatus>,
 }
 
 thread_local! {

@@ -32,7 +32,7 @@ use self::own_change::Touched;
 use self::recall::RecallListener;
 pub(crate) use self::recent::ChangeMoment;
 use self::recent::RecentChanges;
-pub use self::status::LeaseStatus;
+pub use self::status::LeaseMemoryStatus;
 use crate::wire::Call;
 
 /// Whether a session wants leases, and who checks the permissions of callers then.

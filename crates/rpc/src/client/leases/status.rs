@@ -6,7 +6,7 @@ use super::LeasedAnswers;
 
 /// The leases of a session, as far as it remembers what they cover.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LeaseStatus {
+pub struct LeaseMemoryStatus {
     /// Names remembered, absent ones included.
     pub names: u64,
     /// Files whose attributes are remembered.
@@ -19,9 +19,9 @@ pub struct LeaseStatus {
 
 impl LeasedAnswers {
     /// None if the session wants no leases.
-    pub(crate) fn status(&self) -> Option<LeaseStatus> {
+    pub(crate) fn status(&self) -> Option<LeaseMemoryStatus> {
         let leased = self.0.as_ref()?;
-        Some(LeaseStatus {
+        Some(LeaseMemoryStatus {
             names: leased.names.count(),
             attributes: leased.attributes.count(),
             hits: leased.hits.load(Ordering::Relaxed),
