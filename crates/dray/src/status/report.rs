@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dray_cache::LocalCache;
-use dray_client::{ChannelStats, ClientConnection, LossEvent, SessionStatus, UnsyncedStatus};
+use dray_client::{
+    ChannelStats, ClientConnection, LeaseMemoryStatus, LossEvent, SessionStatus, UnsyncedStatus,
+};
 use dray_fuse::{Consistency, InFlight, JobTable, Reporter, Transport};
 use dray_rpc::server::{LeaseStatus, Server, ServerStatus};
 use dray_rt::Instant;
@@ -350,9 +352,24 @@ pub(super) fn server(sessions: &[SessionStatus]) -> Value {
             "used": sessions.iter().map(|session| session.open_ahead.used).sum::<u64>(),
             "given_up": sessions.iter().map(|session| session.open_ahead.given_up).sum::<u64>(),
         },
+        "leases": remembered_leases(sessions),
         "calls_resent": of_channels(|channel| channel.resent),
         "calls_in_flight": of_channels(|channel| channel.in_flight),
         "reconnections": of_channels(|channel| channel.connections.saturating_sub(1)),
+    })
+}
+
+/// None if no session wants leases.
+fn remembered_leases(sessions: &[SessionStatus]) -> Option<Value> {
+    let leases: Vec<_> = sessions.iter().filter_map(|session| session.leases).collect();
+    let sum = |field: fn(&LeaseMemoryStatus) -> u64| leases.iter().map(field).sum::<u64>();
+    (!leases.is_empty()).then(|| {
+        json!({
+            "names": sum(|one| one.names),
+            "attributes": sum(|one| one.attributes),
+            "hits": sum(|one| one.hits),
+            "recalled": sum(|one| one.recalled),
+        })
     })
 }
 
