@@ -7,7 +7,7 @@ use std::time::Duration;
 use dray_core::FsInfo;
 use dray_fabric::{Connect, ConnectFrom, ConnectInTurn};
 use dray_rpc::auth::Key;
-use dray_rpc::client::{ClientOptions, ClientSession, ConnectError, SessionMemory};
+use dray_rpc::client::{ClientOptions, ClientSession, ConnectError, LeaseWish, SessionMemory};
 
 use crate::target::Target;
 
@@ -117,6 +117,7 @@ fn session_options(export: &str, options: &ConnectOptions) -> ClientOptions {
         split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
         caches: options.caches,
         counts_on_one_user: options.counts_on_one_user,
+        leases: LeaseWish::No,
         definition: options.definition,
     }
 }

@@ -1,53 +1,48 @@
-//! What a server leases, and what it asks back.
-//!
-//! A lease says that an answer holds until the server asks it back, or the term ends (ADR 0049).
+//! Leases: what a session may believe until the server recalls it (ADR 0049).
 
 use std::fmt;
 use std::ops::BitOr;
+use std::sync::Arc;
 
 use crate::{FileId, NameBuf};
 
-/// Parts of a file that are leased: a set.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+/// Kinds of leases on one file, as a set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LeaseKinds(u8);
 
 impl LeaseKinds {
-    /// No part.
+    /// No kind.
     pub const NONE: LeaseKinds = LeaseKinds(0);
-    /// What getattr answers, but the time of the last access.
+    /// What getattr answers.
     pub const ATTRIBUTES: LeaseKinds = LeaseKinds(1);
-    /// Of a directory: which file each name in it stands for, also that a name is absent.
+    /// Of a directory: each name in it, also that a name is absent.
     pub const NAMES: LeaseKinds = LeaseKinds(2);
+    /// Every kind.
+    pub const ALL: LeaseKinds = LeaseKinds(3);
 
-    /// The bits, as they travel.
+    /// A number for the set.
     pub const fn bits(self) -> u8 {
         self.0
     }
 
-    /// The set of these bits. None: a bit stands for nothing.
+    /// Back from [`LeaseKinds::bits`]; none if the number has bits that are no kind.
     pub const fn from_bits(bits: u8) -> Option<LeaseKinds> {
-        let known = LeaseKinds::ATTRIBUTES.0 | LeaseKinds::NAMES.0;
-        if bits & !known == 0 { Some(LeaseKinds(bits)) } else { None }
+        if bits & !LeaseKinds::ALL.0 == 0 { Some(LeaseKinds(bits)) } else { None }
     }
 
-    /// Whether all of `parts` are in the set.
-    pub const fn contains(self, parts: LeaseKinds) -> bool {
-        self.0 & parts.0 == parts.0
+    /// Whether all of `kinds` are in this set.
+    pub const fn contains(self, kinds: LeaseKinds) -> bool {
+        self.0 & kinds.0 == kinds.0
     }
 
-    /// The parts that are in both sets.
-    pub const fn common(self, other: LeaseKinds) -> LeaseKinds {
-        LeaseKinds(self.0 & other.0)
-    }
-
-    /// The set without `parts`.
-    pub const fn without(self, parts: LeaseKinds) -> LeaseKinds {
-        LeaseKinds(self.0 & !parts.0)
-    }
-
-    /// Whether there is no part in the set.
+    /// Whether no kind is in it.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
+    }
+
+    /// The kinds of this set that are not in `kinds`.
+    pub const fn without(self, kinds: LeaseKinds) -> LeaseKinds {
+        LeaseKinds(self.0 & !kinds.0)
     }
 }
 
@@ -58,42 +53,87 @@ impl BitOr for LeaseKinds {
     }
 }
 
-impl fmt::Debug for LeaseKinds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let parts = [(LeaseKinds::ATTRIBUTES, "attributes"), (LeaseKinds::NAMES, "names")];
-        let shown = parts.into_iter().filter(|(part, _)| self.contains(*part));
-        f.debug_set().entries(shown.map(|(_, name)| name)).finish()
-    }
-}
-
-/// A lease, or a part of one, that a server asks back.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// Leases on one file that a recall breaks.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecallItem {
-    /// The file; the directory, of names.
+    /// The file, or the directory.
     pub id: FileId,
-    /// The parts that are asked back.
+    /// The kinds that are broken.
     pub kinds: LeaseKinds,
-    /// The name that is asked back alone: the lease on the directory's other names stays. None: all
-    /// names, if [`LeaseKinds::NAMES`] is among the parts.
+    /// If [`LeaseKinds::NAMES`] are broken: the one name that changes. The lease on the other names
+    /// of the directory stays. None: each name in the directory is to be forgotten.
     pub name: Option<NameBuf>,
 }
 
+/// What is not to be believed any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Recall {
+    /// These leases. The server waits until they are given up.
+    Items(Vec<RecallItem>),
+    /// Every lease of the session: the server has dropped them all, or is another one. Nobody waits.
+    All,
+}
+
+/// To be dropped when all that a recall breaks is forgotten. Then the server hears of it.
+#[must_use = "the recall is acknowledged as soon as this is dropped"]
+pub struct RecallDone(Option<Box<dyn FnOnce() + Send>>);
+
+impl RecallDone {
+    /// Calls `acknowledge` once it is dropped, on whatever thread that is.
+    pub fn new(acknowledge: impl FnOnce() + Send + 'static) -> RecallDone {
+        RecallDone(Some(Box::new(acknowledge)))
+    }
+
+    /// For a recall that nobody waits for.
+    pub const fn unawaited() -> RecallDone {
+        RecallDone(None)
+    }
+}
+
+impl Drop for RecallDone {
+    fn drop(&mut self) {
+        if let Some(acknowledge) = self.0.take() {
+            acknowledge();
+        }
+    }
+}
+
+impl fmt::Debug for RecallDone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecallDone").field("awaited", &self.0.is_some()).finish()
+    }
+}
+
+/// Gets what is not to be believed any more. It must not wait. The session has forgotten it by then.
+pub type HearRecalls = Arc<dyn Fn(Recall, RecallDone) + Send + Sync>;
+
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
 
     #[test]
-    fn sets_of_kinds_are_sets() {
-        let [none, attributes, names] =
-            [LeaseKinds::NONE, LeaseKinds::ATTRIBUTES, LeaseKinds::NAMES];
-        let both = attributes | names;
-        assert!(both.contains(names) && both.contains(none) && !names.contains(both));
-        assert_eq!((both.without(names), both.common(names)), (attributes, names));
-        assert!(none.is_empty() && LeaseKinds::default() == none && !names.is_empty());
-        for kinds in [none, attributes, names, both] {
-            assert_eq!(LeaseKinds::from_bits(kinds.bits()), Some(kinds));
+    fn kinds_are_a_set_and_each_set_has_its_number() {
+        let both = LeaseKinds::ATTRIBUTES | LeaseKinds::NAMES;
+        assert!(both.contains(LeaseKinds::NAMES) && both == LeaseKinds::ALL);
+        assert!(!LeaseKinds::NAMES.contains(both) && LeaseKinds::NONE.is_empty());
+        assert_eq!(both.without(LeaseKinds::NAMES), LeaseKinds::ATTRIBUTES);
+        for bits in 0..=3 {
+            assert_eq!(LeaseKinds::from_bits(bits).map(LeaseKinds::bits), Some(bits));
         }
         assert_eq!(LeaseKinds::from_bits(4), None);
-        assert_eq!(format!("{both:?}"), r#"{"attributes", "names"}"#);
+    }
+
+    #[test]
+    fn a_recall_is_acknowledged_once_when_it_is_dropped() {
+        let count = Arc::new(AtomicU32::new(0));
+        let counts = count.clone();
+        let done = RecallDone::new(move || {
+            counts.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(count.load(Ordering::Relaxed), 0);
+        drop((done, RecallDone::unawaited()));
+        assert_eq!(count.load(Ordering::Relaxed), 1);
     }
 }

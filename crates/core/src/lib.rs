@@ -48,7 +48,7 @@ pub use id::{
     ClientAddress, FileId, FsUuid, Gid, HolderId, LockOwner, NodeId, Origin, Pid, RequestId,
     SessionId, Uid,
 };
-pub use leases::{LeaseKinds, RecallItem};
+pub use leases::{HearRecalls, LeaseKinds, Recall, RecallDone, RecallItem};
 pub use lock::{Lock, LockFamily, LockKind, LockRange};
 pub use name::{NAME_MAX_BYTES, Name, NameBuf};
 pub use named::{must_be_named, open_named};

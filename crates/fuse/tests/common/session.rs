@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dray_core::{
-    FileId, FindJobs, HearChanges, LockOwner, NodeId, OpenFile, OpenHow, RequestId, SessionControl,
+    FileId, FindJobs, HearChanges, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow, RequestId,
+    SessionControl,
 };
 
 /// The callback for changes, if one is set.
@@ -38,6 +39,7 @@ impl SessionControl for NotifyingSession {
     fn hear_changes_by(&self, hear: HearChanges) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(hear);
     }
+    fn hear_recalls_by(&self, _: HearRecalls) {}
     fn find_jobs_by(&self, _: FindJobs) {}
     fn goodbye(&self) {}
 }
