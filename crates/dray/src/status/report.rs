@@ -3,9 +3,13 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use dray_client::{ChannelStats, ClientConnection, LossEvent, SessionStatus, UnsyncedStatus};
+use dray_cache::LocalCache;
+use dray_client::{
+    ChannelStats, ClientConnection, LeaseMemoryStatus, LossEvent, SessionStatus, UnsyncedStatus,
+};
 use dray_fuse::{Consistency, InFlight, JobTable, Reporter, Transport};
 use dray_rpc::server::{LeaseStatus, Server, ServerStatus};
 use dray_rt::Instant;
@@ -28,6 +32,22 @@ pub struct ServerReport {
     pub state: PathBuf,
     pub threads: usize,
     pub since: Instant,
+}
+
+/// What the cache on the local disk has done since the daemon began.
+fn local_cache(cache: &LocalCache) -> Value {
+    let counts = &cache.counts;
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    json!({
+        "dir": cache.dir().display().to_string(),
+        "limit_bytes": cache.size_bytes(),
+        "hits": count(&counts.hits),
+        "hit_bytes": count(&counts.hit_bytes),
+        "misses": count(&counts.misses),
+        "stored_bytes": count(&counts.stored_bytes),
+        "unleased": count(&counts.unleased),
+        "errors": count(&counts.errors),
+    })
 }
 
 fn seconds(time: Duration) -> f64 {
@@ -235,6 +255,7 @@ pub struct MountReport {
     pub target: String,
     pub consistency: Consistency,
     pub timeout: Option<Duration>,
+    pub cache: Option<Arc<LocalCache>>,
     pub session: ClientConnection,
     pub reporter: Reporter,
     pub since: Instant,
@@ -296,6 +317,7 @@ impl MountReport {
                 "servers": servers(projection, &self.session),
             })),
             "process": { "copied_bytes": dray_core::copied_bytes() },
+            "cache": self.cache.as_ref().map(|cache| local_cache(cache)),
             "unsynced": unsynced(&UnsyncedStatus::sum(sessions.iter().map(|one| &one.unsynced))),
             "ops": counts,
             "read_bytes": stats.bytes.0,
@@ -330,9 +352,24 @@ pub(super) fn server(sessions: &[SessionStatus]) -> Value {
             "used": sessions.iter().map(|session| session.open_ahead.used).sum::<u64>(),
             "given_up": sessions.iter().map(|session| session.open_ahead.given_up).sum::<u64>(),
         },
+        "leases": remembered_leases(sessions),
         "calls_resent": of_channels(|channel| channel.resent),
         "calls_in_flight": of_channels(|channel| channel.in_flight),
         "reconnections": of_channels(|channel| channel.connections.saturating_sub(1)),
+    })
+}
+
+/// None if no session wants leases.
+fn remembered_leases(sessions: &[SessionStatus]) -> Option<Value> {
+    let leases: Vec<_> = sessions.iter().filter_map(|session| session.leases).collect();
+    let sum = |field: fn(&LeaseMemoryStatus) -> u64| leases.iter().map(field).sum::<u64>();
+    (!leases.is_empty()).then(|| {
+        json!({
+            "names": sum(|one| one.names),
+            "attributes": sum(|one| one.attributes),
+            "hits": sum(|one| one.hits),
+            "recalled": sum(|one| one.recalled),
+        })
     })
 }
 
