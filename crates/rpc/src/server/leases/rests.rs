@@ -8,7 +8,7 @@ use dray_rt::Instant;
 const REST_MIN: Duration = Duration::from_millis(250);
 const REST_MAX: Duration = Duration::from_secs(16);
 /// A recall that takes longer is a slow one.
-const SLOW: Duration = Duration::from_millis(20);
+const SLOW: Duration = Duration::from_millis(50);
 /// So many recalls of single names within this time, and the directory rests.
 const NAMES_RECALLED_MAX: u8 = 4;
 const NAMES_TIME: Duration = Duration::from_secs(1);
@@ -90,11 +90,11 @@ mod tests {
     #[test]
     fn a_slow_recall_is_followed_by_a_long_rest() {
         let mut rest = Rest::default();
-        rest.recall_took(at(1000), Duration::from_millis(19));
+        rest.recall_took(at(1000), Duration::from_millis(49));
         assert!(!rest.rests(at(1001)));
         rest.recall_took(at(1000), Duration::from_millis(1250));
         assert!(rest.rests(at(13_499)) && !rest.rests(at(13_500)));
-        rest.recall_took(at(1000), Duration::from_millis(30));
+        rest.recall_took(at(1000), Duration::from_millis(60));
         assert!(rest.rests(at(13_499)), "it gets no shorter");
         rest.recall_took(at(1000), Duration::from_secs(60));
         assert!(rest.rests(at(16_999)) && !rest.rests(at(17_000)));
