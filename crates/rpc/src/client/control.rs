@@ -70,8 +70,8 @@ impl SessionControl for RemoteFs {
         }
     }
 
-    fn leased_attributes(&self, _: FileId) -> Option<Attr> {
-        None
+    fn leased_attributes(&self, id: FileId) -> Option<Attr> {
+        self.session.link.leases.leased_attributes(id)
     }
 
     fn find_jobs_by(&self, find: FindJobs) {

@@ -153,8 +153,7 @@ impl Export {
 
     /// With as much of what is counted as a server of these options has for an export.
     pub(super) fn within(self, options: &ServerOptions) -> Export {
-        // Where a caller is another user than it says, its kernel cannot judge who may look a name up.
-        let table = || Arc::new(LeaseTable::new(options, !self.squashes));
+        let table = || Arc::new(LeaseTable::new(options));
         Export {
             lease_table: (self.leases && !self.writes_late).then(table),
             files: Arc::new(Shares::new(options.open_files_max)),

@@ -46,7 +46,7 @@ impl<'a> LeaseGrants<'a> {
 
     fn name(&self, place: (FileId, &[u8])) -> Option<Ttl> {
         let (dir, name) = place;
-        if self.table.leases_names() { self.time(Part::Name(dir, name)) } else { None }
+        self.time(Part::Name(dir, name))
     }
 
     fn entry(&self, entry: &mut Entry, place: Option<(FileId, &[u8])>) {

@@ -35,8 +35,6 @@ pub(crate) struct LeaseTable {
     held: AtomicUsize,
     /// Until then clients may believe what a server before us leased: nanoseconds of the clock.
     quiet_until: AtomicU64,
-    /// Names are leased: callers are at the export who they are at their client.
-    leases_names: bool,
     pub(super) counts: RecallCounts,
     pub(super) fenced: LogThrottle,
     pub(super) never_recalls: bool,
@@ -101,7 +99,7 @@ impl Recalls {
 }
 
 impl LeaseTable {
-    pub(crate) fn new(options: &ServerOptions, leases_names: bool) -> LeaseTable {
+    pub(crate) fn new(options: &ServerOptions) -> LeaseTable {
         let shard = || Shard { files: IdMap::default(), rests: [[Rest::default(); RESTS]; 2] };
         let broken = options.broken();
         LeaseTable {
@@ -111,7 +109,6 @@ impl LeaseTable {
             term: options.lease_term,
             held: AtomicUsize::new(0),
             quiet_until: AtomicU64::new(0),
-            leases_names,
             counts: RecallCounts::default(),
             fenced: LogThrottle::default(),
             never_recalls: broken.is(Sabotage::LeaseRecalls),
@@ -129,10 +126,6 @@ impl LeaseTable {
     /// How long others wait for that: a tenth more, for clocks that differ.
     pub(super) fn wait(&self) -> Duration {
         self.term + self.term / 10
-    }
-
-    pub(super) fn leases_names(&self) -> bool {
-        self.leases_names
     }
 
     /// Leases and recalls of all sessions.
@@ -360,7 +353,7 @@ mod tests {
 
     fn simulate(test: impl FnOnce(&Arc<LeaseTable>) + Send) {
         let driver = dray_rt::DriverKind::Simulated { seed: 1 };
-        let table = Arc::new(LeaseTable::new(&ServerOptions::default(), true));
+        let table = Arc::new(LeaseTable::new(&ServerOptions::default()));
         dray_rt::Executor::new(driver).unwrap().block_on(async { test(&table) });
     }
 
@@ -394,7 +387,7 @@ mod tests {
     /// Else a lease that a client got behind its fence would be forgotten with those from before.
     #[test]
     fn what_is_leased_after_the_end_of_an_epoch_stays() {
-        let table = Arc::new(LeaseTable::new(&ServerOptions::default(), true));
+        let table = Arc::new(LeaseTable::new(&ServerOptions::default()));
         let driver = dray_rt::DriverKind::Simulated { seed: 1 };
         dray_rt::Executor::new(driver).unwrap().block_on(async {
             let (one, other) = (holder(&table), holder(&table));
