@@ -304,7 +304,9 @@ impl LeaseHolder {
 
     /// The session is over. `left`: its client is gone, and believes nothing.
     pub(crate) fn end(self: &Arc<Self>, left: bool) {
-        self.state().ended = true;
+        if std::mem::replace(&mut self.state().ended, true) {
+            return; // a client that says goodbye believes nothing, whatever comes behind that
+        }
         let until = if left { now() } else { self.believes_until() };
         self.end_epoch(self.epoch(), until);
     }
