@@ -118,7 +118,6 @@ fn renames_and_removals_that_are_answered_and_not_made() {
     found_out(Sabotage::Forgotten(Op::Remove), &[Run::Of(WorkloadKind::Deleted)], "is found");
 }
 
-// proves: P108
 const LEASED: [Run; 1] = [Run::Of(WorkloadKind::Leased)];
 
 // proves: P214
@@ -145,6 +144,7 @@ fn a_server_that_does_not_wait_for_what_the_one_before_has_leased() {
     found_out(Sabotage::LeaseRestart, &LEASED, "no order");
 }
 
+// proves: P108
 #[test]
 fn a_lock_that_two_have() {
     found_out(Sabotage::Locks, &[COUNTER], "have the lock at once");
