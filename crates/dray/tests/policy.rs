@@ -23,8 +23,7 @@ fn run(rig: &Rig, words: &[&str]) -> Vec<String> {
     let (config, state) = (rig.path("policy.toml"), rig.path("state"));
     let known = rig.path("known");
     let args = ["policy", "--config", config.to_str().unwrap(), "run"];
-    let places =
-        ["--log-state", state.to_str().unwrap(), "--state", known.to_str().unwrap()];
+    let places = ["--log-state", state.to_str().unwrap(), "--state", known.to_str().unwrap()];
     rig.demand(&[&args[..], words, &places].concat()).lines().map(str::to_owned).collect()
 }
 

@@ -13,11 +13,10 @@ use common::{key, simulate};
 use dray_core::{BufMut, Peer};
 use dray_fabric::{Connect, Connection, Listener, Sink, local};
 use dray_rpc::client::{AuditError, AuditLink};
-use dray_rpc::server::{
-    AuditExport, AuditPort, AuditReader, MemoryJournal, Server, ServerOptions,
-};
+use dray_rpc::server::{AuditExport, AuditPort, AuditReader, MemoryJournal, Server, ServerOptions};
 use dray_rpc::wire::{
-    AuditCall, AuditHello, AuditPart, AuditReply, AuditWanted, Auth, Proof, VERSION_MAX, VERSION_MIN,
+    AuditCall, AuditHello, AuditPart, AuditReply, AuditWanted, Auth, Proof, VERSION_MAX,
+    VERSION_MIN,
 };
 
 /// A log of records that are their numbers. It has as many as it was told.
@@ -110,7 +109,9 @@ fn records_come_once_there_are_some() {
 fn whoever_has_another_key_or_none_reads_nothing() {
     simulate(1, async {
         let (_, connector) = served(Some(KEY));
-        for (theirs, words) in [(None, "wants a shared key"), (Some("another one, also long"), "key")] {
+        for (theirs, words) in
+            [(None, "wants a shared key"), (Some("another one, also long"), "key")]
+        {
             let link = AuditLink::connect(&*connector, "home", theirs.and_then(key)).await;
             let error = link.err().expect("the key is wrong");
             assert!(matches!(&error, AuditError::Refused(why) if why.contains(words)), "{error}");

@@ -65,7 +65,7 @@ pub fn print_all(
                     let origin = server(number).map(|name| ("server", name));
                     format.line(&record, origin, &mut lines);
                 }
-                Merged::Away(_, why) => output::complain(format_args!("{why}; the others go on")),
+                Merged::Away(why) => output::complain(format_args!("{why}; the others go on")),
                 Merged::Back(number) => output::complain(format_args!(
                     "{} is back; what it has recorded meanwhile follows",
                     server(number).unwrap_or_default()

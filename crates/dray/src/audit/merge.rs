@@ -25,8 +25,8 @@ const BATCH_RECORDS: usize = 1024;
 pub enum Merged {
     /// A record of the log with this number.
     Record(usize, Box<AuditRecord>),
-    /// The server of this log is away, and why.
-    Away(usize, String),
+    /// A server is away, and why.
+    Away(String),
     /// It is back.
     Back(usize),
 }
@@ -120,7 +120,7 @@ impl Merge {
             match &mut feed.state {
                 FeedState::Away(why) => {
                     if !std::mem::replace(&mut self.away[number], true) {
-                        out.push(Merged::Away(number, why.clone()));
+                        out.push(Merged::Away(why.clone()));
                     }
                 }
                 FeedState::Live | FeedState::Ended => {

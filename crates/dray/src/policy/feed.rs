@@ -45,7 +45,7 @@ pub fn catch_up(known: &mut KnownFiles, sources: &[LogSource]) -> Result<(), Fai
                 for one in some {
                     match one {
                         Merged::Record(_, record) => known.learn(&record),
-                        Merged::Away(_, why) => return Err(Failure::new(why).nobody_answered()),
+                        Merged::Away(why) => return Err(Failure::new(why).nobody_answered()),
                         Merged::Back(_) => {}
                     }
                 }

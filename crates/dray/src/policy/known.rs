@@ -210,7 +210,9 @@ impl KnownFiles {
         let range = (Bound::Included(begin.clone()), Bound::Unbounded);
         let all = self.files.range(range).take_while(|(path, _)| path.starts_with(&begin));
         let all: Vec<_> = all.map(|(path, file)| (path.clone(), *file)).collect();
-        all.iter().for_each(|(path, _)| drop(self.files.remove(path)));
+        for (path, _) in &all {
+            self.files.remove(path);
+        }
         all
     }
 }

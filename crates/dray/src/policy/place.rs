@@ -117,7 +117,8 @@ mod tests {
         assert_eq!((look("/d").unwrap(), look("/d/none").unwrap()), (None, None));
         assert!(look("/d/../d/f").is_err() && look("/").is_err());
         let place = FilePlace::find(&root, b"/d/f").unwrap();
-        let seen = std::process::Command::new("cat").arg(place.name()).current_dir(place.dir());
-        assert_eq!({ seen }.output().unwrap().stdout, b"12345");
+        let mut cat = std::process::Command::new("cat");
+        cat.arg(place.name()).current_dir(place.dir());
+        assert_eq!(cat.output().unwrap().stdout, b"12345");
     }
 }

@@ -63,7 +63,11 @@ impl SessionControl for RemoteFs {
     }
 
     fn hear_recalls_by(&self, hear: HearRecalls) {
-        self.session.link.leases.hear_recalls_by(hear);
+        let link = &self.session.link;
+        // On an executor, as all that comes later.
+        if let Some(tell) = link.leases.hear_recalls_by(hear) {
+            link.spawn_home(async move { tell() });
+        }
     }
 
     fn leased_attributes(&self, id: FileId) -> Option<Attr> {

@@ -69,14 +69,16 @@ impl RecallListener {
 }
 
 impl LeasedAnswers {
-    /// The first one stays.
-    pub(crate) fn hear_recalls_by(&self, hear: HearRecalls) {
-        let Some(leased) = &self.0 else { return };
-        let mut state = leased.listener.lock();
+    /// The first one stays. What is returned tells it what has waited for it.
+    pub(crate) fn hear_recalls_by(
+        &self,
+        hear: HearRecalls,
+    ) -> Option<impl FnOnce() + Send + use<>> {
+        let mut state = self.0.as_ref()?.listener.lock();
         let waiting = std::mem::take(&mut state.waiting);
         let hear = state.hear.get_or_insert(hear).clone();
-        drop(state);
-        waiting.into_iter().for_each(|(recall, done)| hear(recall, done));
+        let tell = move || waiting.into_iter().for_each(|(recall, done)| hear(recall, done));
+        Some(tell)
     }
 
     /// The server recalls these leases. It is told when `done` is dropped.

@@ -171,9 +171,10 @@ fn a_listener_hears_of_recalls_and_says_when_they_are_done() {
             // The kernel may have got it from the process before this one.
             assert_eq!(count(), u64::from(!inherited));
             let hears = heard.clone();
-            leases.hear_recalls_by(Arc::new(move |recall, done| {
+            let tell = leases.hear_recalls_by(Arc::new(move |recall, done| {
                 hears.lock().unwrap().push((recall, done));
             }));
+            tell.unwrap()();
             recall();
             assert_eq!(count(), u64::from(!inherited), "not before the listener says so");
             let all = std::mem::take(&mut *heard.lock().unwrap());
@@ -193,7 +194,10 @@ fn another_epoch_or_another_server_takes_everything() {
             let (leases, cx) = (in_contact(true), Context::system());
             let heard = Arc::new(Mutex::new(Vec::new()));
             let hears = heard.clone();
-            leases.hear_recalls_by(Arc::new(move |recall, _| hears.lock().unwrap().push(recall)));
+            let hear = Arc::new(move |recall: Recall, _: RecallDone| {
+                hears.lock().unwrap().push(recall);
+            });
+            let _ = leases.hear_recalls_by(hear);
             let asked = leases.asking();
             look_up(&leases, &cx, "f", FILE);
             leases.welcomed(state, epoch, TERM);

@@ -133,14 +133,12 @@ impl AuditPort {
         }
         match (&self.key, hello.auth) {
             (Some(_), Auth::Psk) => Ok(()),
-            (None, Auth::None) if peer.is_privileged() => Ok(()),
-            (None, Auth::None) => {
-                let message = format!(
-                    "without a key the audit of export `{name}` is read from ports below 1024 only, which \
-                     take root"
-                );
-                Err(refused(Errno::EACCES, message))
-            }
+            (None, Auth::None) if peer == Peer::Local => Ok(()),
+            (None, Auth::None) => Err(refused(
+                Errno::EACCES,
+                "an audit is read over the network with a key only, and the server has none: read it on \
+                 the server's machine, or start the server with --auth psk:FILE",
+            )),
             (Some(_), Auth::None | Auth::Other(_)) => Err(refused(
                 Errno::EKEYREJECTED,
                 "the server wants a shared key: say --auth psk:FILE",
@@ -442,7 +440,7 @@ mod tests {
     fn an_audit_is_read_by_root_that_counts_as_root_and_by_named_machines() {
         let at = |last: u8, port: u16| Peer::Ip(([10, 0, 0, last], port).into());
         type Case<'a> = (bool, bool, &'a [&'a str], &'a [&'a str], Auth, Peer, Option<Errno>);
-        let cases: [Case<'_>; 11] = [
+        let cases: [Case<'_>; 12] = [
             (true, false, &[], &["10.0.0.1"], Auth::Psk, at(1, 7000), None),
             (true, false, &[], &["10.0.0.1"], Auth::Psk, at(2, 7000), Some(Errno::EACCES)),
             (true, false, &[], &[], Auth::Psk, at(1, 700), Some(Errno::EACCES)),
@@ -450,8 +448,9 @@ mod tests {
             (true, true, &["10.0.0.2"], &[], Auth::Psk, at(1, 700), Some(Errno::EACCES)),
             (true, true, &[], &[], Auth::None, at(1, 700), Some(Errno::EKEYREJECTED)),
             (false, true, &[], &[], Auth::Psk, at(1, 700), Some(Errno::EKEYREJECTED)),
-            (false, true, &[], &[], Auth::None, at(1, 700), None),
-            (false, true, &[], &[], Auth::None, at(1, 7000), Some(Errno::EACCES)),
+            (false, true, &[], &["10.0.0.1"], Auth::None, at(1, 700), Some(Errno::EACCES)),
+            (false, false, &[], &[], Auth::None, Peer::Local, None),
+            (false, true, &[], &[], Auth::None, Peer::User(Uid(7), Gid(7)), Some(Errno::EACCES)),
             (true, false, &[], &[], Auth::Psk, Peer::Local, None),
             (true, true, &[], &[], Auth::Psk, Peer::User(Uid(7), Gid(7)), Some(Errno::EACCES)),
         ];
