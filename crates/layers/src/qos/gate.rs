@@ -22,6 +22,7 @@ use super::bucket::Nanos;
 use super::identity_cache;
 use super::report::{self, ClassReport, QosReport, SAMPLE_MIN, Sample};
 use super::rules::{Caller, RuleSet};
+use super::sharing::Sharing;
 use super::state::{QosClass, State, WaitingCall, carry_counts};
 use super::tree::{CALL_COST_BYTES, Cost, Rates, Ticket, Tree};
 use super::waiting::Waiting;
@@ -39,7 +40,7 @@ const TIMER_LATE: Nanos = 50_000_000;
 /// The shares of one export. Cheap to clone.
 #[derive(Clone)]
 pub struct QosGate {
-    gate: Arc<Gate>,
+    pub(super) gate: Arc<Gate>,
     /// Another admission, which is asked first.
     first: Option<Arc<dyn CallAdmission>>,
 }
@@ -116,6 +117,7 @@ impl QosGate {
             state: Mutex::new(State {
                 rules: RuleSet::default(),
                 tree: Tree::new(Rates::default()),
+                sharing: Sharing::default(),
                 inner: HashMap::new(),
                 classes: HashMap::new(),
                 waiting: Vec::new(),
@@ -328,8 +330,7 @@ impl Gate {
             |ticket: &Ticket| state.waiting[*ticket as usize].as_ref().map(|one| one.number);
         tickets.sort_by_key(number);
         let before = std::mem::take(&mut state.classes);
-        state.inner.clear();
-        state.tree = Tree::new(rules.root());
+        state.new_tree(&rules);
         state.window = Window::new(rules.in_service_bytes());
         state.timer = None;
         self.window_bytes.store(state.window.bytes(), SeqCst);

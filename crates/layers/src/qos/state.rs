@@ -12,6 +12,7 @@ use super::bucket::Nanos;
 use super::gate::nanos;
 use super::report::{ClassCounts, Sample};
 use super::rules::{Caller, RuleSet};
+use super::sharing::Sharing;
 use super::tree::{Cost, NodeIndex, Rates, Ticket, Tree};
 use super::window::Window;
 
@@ -53,6 +54,7 @@ impl QosClass {
 pub(super) struct State {
     pub(super) rules: RuleSet,
     pub(super) tree: Tree,
+    pub(super) sharing: Sharing,
     /// The nodes of rules that others are within.
     pub(super) inner: HashMap<usize, NodeIndex>,
     pub(super) classes: HashMap<(Option<usize>, String), Arc<QosClass>>,
@@ -144,18 +146,14 @@ impl State {
             rates.weight_milli = (rates.weight_milli / BACKGROUND_PART).max(1);
             (rates.reservation, rates.reservation_ops) = (0, 0);
         }
-        let is_free = |rates: &Rates| {
-            let Rates { reservation, reservation_ops, limit, limit_ops, .. } = *rates;
-            [reservation, reservation_ops, limit, limit_ops] == [0; 4]
-        };
-        let mut all_free = is_free(&rates) && is_free(&self.rules.root());
+        let mut all_free = rates.is_free() && self.rules.root().is_free();
         let mut above = key.0;
         while let Some(index) = above {
             let compiled = &self.rules.rules()[index];
-            all_free &= is_free(&compiled.rates);
+            all_free &= compiled.rates.is_free();
             above = compiled.parent;
         }
-        let node = self.tree.add(parent, rates, nanos());
+        let node = self.add_node(parent, (&rule, &key.1), rates);
         let class = Arc::new(QosClass {
             rule,
             value: key.1.clone(),
@@ -183,22 +181,42 @@ impl State {
         }
         let compiled = &self.rules.rules()[index];
         let (rates, up) = (compiled.rates, compiled.parent);
+        let rule = compiled.rule.name.clone();
         let parent = up.map_or(NodeIndex::ROOT, |up| self.inner_node(up));
-        let node = self.tree.add(parent, rates, nanos());
+        let node = self.add_node(parent, (&rule, ""), rates);
         self.inner.insert(index, node);
         node
     }
 
+    /// `rates`: of all servers that share them.
+    fn add_node(&mut self, parent: NodeIndex, name: (&str, &str), rates: Rates) -> NodeIndex {
+        let node = self.tree.add(parent, self.sharing.first_rates(rates), nanos());
+        self.sharing.name(node, name, rates);
+        node
+    }
+
+    /// A tree for these rules, with nothing in it.
+    pub(super) fn new_tree(&mut self, rules: &RuleSet) {
+        self.inner.clear();
+        self.sharing.forget_all();
+        self.tree = Tree::new(self.sharing.first_rates(rules.root()));
+        self.sharing.name(NodeIndex::ROOT, ("", ""), rules.root());
+    }
+
     /// Makes room for other classes.
     pub(super) fn forget_idle(&mut self, generation: &AtomicU64) {
-        let (now, tree) = (nanos(), &mut self.tree);
+        let (now, tree, sharing) = (nanos(), &mut self.tree, &mut self.sharing);
         if now < self.looked_for_idle + LOOK_AGAIN {
             return; // a look takes all classes
         }
         self.looked_for_idle = now;
         self.classes.retain(|_, class| {
             let is_idle = tree.last_used(class.node) + IDLE < now;
-            !(is_idle && tree.remove(class.node))
+            let is_removed = is_idle && tree.remove(class.node);
+            if is_removed {
+                sharing.forget(class.node);
+            }
+            !is_removed
         });
         generation.fetch_add(1, SeqCst);
     }
