@@ -11,8 +11,8 @@ use std::time::Duration;
 use common::Rig;
 use dray_client::{ConnectOptions, RemoteFs, SessionMemory, connect_timeout};
 use dray_core::{
-    Buf, Context, CreateHow, FileSystem, Identity, Name, NodeId, OpenFile, OpenHow, Pid, RequestId,
-    Uid, Write,
+    Buf, Context, CreateHow, FileSystem, Identity, Name, NodeId, OpenHow, Pid, RequestId, Uid,
+    Write,
 };
 use dray_layers::placement::parse_definitions;
 use dray_rt::{DriverKind, Executor, ExecutorHandle, Scope, sleep};

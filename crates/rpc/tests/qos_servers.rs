@@ -4,6 +4,8 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use common::simulate;
@@ -25,6 +27,8 @@ struct Servers {
     gates: Vec<QosGate>,
     /// Ends the exchange.
     exchange: Scope,
+    /// Loads begin no further call.
+    is_still: Arc<AtomicBool>,
 }
 
 impl Servers {
@@ -50,7 +54,7 @@ impl Servers {
                 }
             });
         }
-        Servers { gates, exchange }
+        Servers { gates, exchange, is_still: Arc::default() }
     }
 
     /// A user with calls at one server, so many at a time; each has `pause` behind it.
@@ -58,10 +62,11 @@ impl Servers {
         let load = Scope::new();
         for _ in 0..depth {
             let admission = self.gates[server].admission(None);
+            let is_still = self.is_still.clone();
             load.spawn_on(&ExecutorHandle::current(), async move {
                 let who = Arc::new(Identity { uid: Uid(uid), ..Identity::default() });
                 let cx = Context::new(NodeId(1), RequestId(0), who, Pid(1));
-                loop {
+                while !is_still.load(SeqCst) {
                     call(&*admission, &cx).await;
                     sleep(pause).await;
                 }
@@ -126,9 +131,13 @@ fn servers_keep_one_limit_together_whoever_of_them_is_asked() {
             assert_near(done.iter().sum(), 60.0);
             done.iter().for_each(|one| assert_near(*one, 20.0));
         }
-        // One of them alone has all of it, and at once no more when the others come back.
-        all[1].kill();
-        all[2].kill();
+        // One of them alone has all of it, and at once no more when the others come back. Their last calls
+        // are served.
+        servers.is_still.store(true, SeqCst);
+        sleep(SECOND / 2).await;
+        all.iter().for_each(Scope::kill);
+        servers.is_still.store(false, SeqCst);
+        let _one = servers.load(0, 7, 16, Duration::ZERO);
         sleep(SECOND / 2).await;
         let done = servers.done("user-7", SECOND).await;
         assert_near(done[0], 60.0);

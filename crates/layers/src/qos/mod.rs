@@ -5,6 +5,8 @@
 
 mod bucket;
 mod division;
+#[cfg(test)]
+mod fluid;
 mod gate;
 mod identity_cache;
 mod meter;

@@ -38,6 +38,13 @@ pub(super) struct QosClass {
     pub(super) node: NodeIndex,
     /// Neither a limit nor a reservation on the way to the root.
     pub(super) is_free: bool,
+    pub(super) done: Counters,
+}
+
+/// What a class has had. On cache lines of their own: all threads change them, and only read what stands beside.
+#[derive(Default)]
+#[repr(align(64))]
+pub(super) struct Counters {
     pub(super) calls: AtomicU64,
     pub(super) bytes: AtomicU64,
     pub(super) waits: AtomicU64,
@@ -46,8 +53,8 @@ pub(super) struct QosClass {
 
 impl QosClass {
     pub(super) fn begun(&self, cost: Cost) {
-        self.calls.fetch_add(1, Relaxed);
-        self.bytes.fetch_add(cost.bytes, Relaxed);
+        self.done.calls.fetch_add(1, Relaxed);
+        self.done.bytes.fetch_add(cost.bytes, Relaxed);
     }
 }
 
@@ -161,10 +168,7 @@ impl State {
             rates,
             node,
             is_free: all_free,
-            calls: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            waits: AtomicU64::new(0),
-            wait: AtomicU64::new(0),
+            done: Counters::default(),
         });
         self.classes.insert(key, class.clone());
         class
@@ -241,10 +245,10 @@ impl State {
 
     pub(super) fn counts(&self) -> HashMap<(String, String), ClassCounts> {
         let of = |class: &QosClass| ClassCounts {
-            calls: class.calls.load(Relaxed),
-            bytes: class.bytes.load(Relaxed),
-            waits: class.waits.load(Relaxed),
-            wait: class.wait.load(Relaxed),
+            calls: class.done.calls.load(Relaxed),
+            bytes: class.done.bytes.load(Relaxed),
+            waits: class.done.waits.load(Relaxed),
+            wait: class.done.wait.load(Relaxed),
             waiting: self.tree.waiting_in(class.node) as u64,
         };
         let all = self.classes.values();
@@ -264,10 +268,10 @@ pub(super) fn carry_counts(
     for class in classes.values() {
         let Some(old) = before.get(&(class.rule.clone(), class.value.clone())) else { continue };
         let counts = [
-            (&class.calls, &old.calls),
-            (&class.bytes, &old.bytes),
-            (&class.waits, &old.waits),
-            (&class.wait, &old.wait),
+            (&class.done.calls, &old.done.calls),
+            (&class.done.bytes, &old.done.bytes),
+            (&class.done.waits, &old.done.waits),
+            (&class.done.wait, &old.done.wait),
         ];
         for (new, old) in counts {
             new.fetch_add(old.load(Relaxed), Relaxed);

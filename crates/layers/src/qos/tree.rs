@@ -346,7 +346,9 @@ impl Tree {
             && until <= now
         {
             self.held.pop_first();
-            self.nodes[index.at()].held_until = None;
+            let node = &mut self.nodes[index.at()];
+            node.held_until = None;
+            node.meter.held_by(now, None);
             self.update(now, index);
         }
     }

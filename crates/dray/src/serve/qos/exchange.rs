@@ -198,6 +198,7 @@ impl ShareExchange {
             let answer = timeout(ANSWER_MAX, other.link.ship(EPOCH, number, batch)).await;
             let error = match answer {
                 Ok(Ok(())) => None,
+                Ok(Err(ReplicaRefusal::Io(error))) => Some(error.to_string()),
                 Ok(Err(error)) => Some(error.to_string()),
                 Err(_) => Some("it does not answer".to_owned()),
             };
