@@ -65,7 +65,7 @@ async fn rates(of: &[Arc<AtomicU64>; 2], time: Duration) -> [f64; 2] {
     [0, 1].map(|one| (after[one] - before[one]) as f64 / f64::from(1 << 20) / time.as_secs_f64())
 }
 
-/// It takes some seconds: what is measured is a rate.
+/// The test takes some seconds, since a rate is measured.
 // proves: P211
 #[test]
 fn two_servers_of_a_projection_keep_one_limit() {

@@ -1,7 +1,7 @@
 //! How the servers of a projection divide one limit.
 //!
 //! Each server computes its own part from what all say of themselves: the max-min fair share (Bertsekas,
-//! Gallager, *Data Networks*, 6.5.2), by the weights of the classes that have work at each. A server that is
+//! Gallager, *Data Networks*, 6.5.2). Servers weigh as much as the classes that have work there. A server that is
 //! not held up wants what it uses. The rest is for those that are. The parts of all servers add
 //! up to the limit as soon as they know the same.
 

@@ -1,5 +1,5 @@
-//! The scheduler against a model that shares nothing with it: a fluid, of which each class has the rate
-//! that mClock gives it in the end (Gulati, Merchant, Varman, OSDI 2010, section 3). That is its part by weight,
+//! The scheduler against a model that shares nothing with it: a fluid. Each class has the rate of it
+//! that mClock gives in the end (Gulati, Merchant, Varman, OSDI 2010, section 3). That is its part by weight,
 //! but no less than its reservation and no more than its limit.
 
 use super::tests::{MIB, MS, Model, SECOND};

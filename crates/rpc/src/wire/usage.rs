@@ -1,5 +1,5 @@
-//! What classes of calls use at one server of a projection, as it says to the others: the content of a batch
-//! ([`BatchHead`](super::BatchHead)) for servers that keep limits together.
+//! What classes of calls use at one server of a projection, for the others that keep limits with it. It is
+//! the content of a batch ([`BatchHead`](super::BatchHead)).
 
 use crate::wire::codec::{Input, Malformed, Wire, wire_struct};
 
@@ -11,7 +11,7 @@ const NAME_MAX_BYTES: usize = 256;
 wire_struct! {
     /// What one class used of late.
     UsageEntry {
-        /// Its rule; empty: the export as a whole.
+        /// The rule; empty: the export as a whole.
         rule: String,
         /// The class among those of the rule.
         value: String,
@@ -31,7 +31,7 @@ impl UsageEntry {
     pub const HELD_BYTES: u8 = 1;
     /// A limit of calls held its calls up.
     pub const HELD_CALLS: u8 = 2;
-    /// Its calls wait.
+    /// Calls of the class wait.
     pub const WAITING: u8 = 4;
 }
 

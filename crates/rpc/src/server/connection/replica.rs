@@ -1,5 +1,5 @@
-//! A connection by which one server brings batches to another one: the notes of a slice's journal, or what it
-//! uses of limits that both keep.
+//! A connection by which one server brings batches to another one. They are notes of a slice's journal, or
+//! what the server uses of limits that both keep.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
