@@ -89,7 +89,7 @@ impl ReplicaPort {
         match sink.stage {
             Stage::Serving => log::debug!("slice {slice}: connection of {peer} ended: {error}"),
             Stage::Hello | Stage::Challenged(_) => self.turned_away.say(|more| {
-                log::warn!("slice {slice}: {peer} brings no notes of its journal: {error}{more}");
+                log::warn!("{slice}: {peer} is not its other server: {error}{more}");
             }),
         }
     }
@@ -110,7 +110,7 @@ impl ReplicaPort {
         Err(refused(
             Errno::EACCES,
             format!(
-                "slice {slice} takes no notes from {peer}: without a key its servers have to be in \
+                "{slice} takes nothing from {peer}: without a key its servers have to be in \
                  `allow`, and to come from ports below 1024"
             ),
         ))
