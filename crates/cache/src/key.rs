@@ -43,7 +43,7 @@ pub struct EntryKey {
     pub fs: FsUuid,
     /// The file.
     pub id: FileId,
-    /// Its content.
+    /// The content of the file.
     pub version: FileVersion,
 }
 

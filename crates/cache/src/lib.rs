@@ -26,7 +26,7 @@ pub use eviction::{CacheUse, clear, list, usage};
 pub use fs::{CachedFs, LeasedAttributes};
 pub use key::{EntryKey, FileVersion};
 pub use map_file::EntryMap;
-pub use options::{CacheOptions, CacheRule, CacheRules};
+pub use options::{CacheOptions, CacheRule, CacheRules, parse_size};
 pub use store::{CacheCounts, LocalCache};
 
 /// The extended attribute by which programs ask for the state of a file, and pin or drop it. It is answered

@@ -84,8 +84,8 @@ fn parse_condition(text: &str) -> Result<CacheRule, String> {
     }
 }
 
-/// Bytes, with K, M, G or T behind them.
-pub(crate) fn parse_size(text: &str) -> Option<u64> {
+/// Bytes, with K, M, G or T (powers of 1024) behind them. None: it is no size.
+pub fn parse_size(text: &str) -> Option<u64> {
     let text = text.trim();
     let shift = match text.chars().last()?.to_ascii_uppercase() {
         'K' => 10,

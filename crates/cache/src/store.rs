@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -30,7 +31,7 @@ const PAUSE: Duration = Duration::from_secs(10);
 pub struct CacheCounts {
     /// Reads that the local disk answered.
     pub hits: AtomicU64,
-    /// Their bytes.
+    /// Bytes that the local disk answered.
     pub hit_bytes: AtomicU64,
     /// Reads that were passed on and stored.
     pub misses: AtomicU64,
@@ -91,6 +92,16 @@ impl LocalCache {
             unchecked_bytes: AtomicU64::new(0),
             paused_until: Mutex::new(None),
         }))
+    }
+
+    /// The directory in which it lies.
+    pub fn dir(&self) -> &Path {
+        &self.options.dir
+    }
+
+    /// Most bytes that it takes.
+    pub fn size_bytes(&self) -> u64 {
+        self.options.size_bytes
     }
 
     fn entries(&self) -> MutexGuard<'_, HashMap<EntryKey, Weak<CacheEntry>>> {

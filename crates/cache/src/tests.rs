@@ -116,6 +116,7 @@ fn content(len_bytes: usize) -> Vec<u8> {
 
 const SIZE: usize = 3 * BLOCK_BYTES as usize + 1000;
 
+// proves: P222
 #[test]
 fn what_was_read_is_there_for_the_next_process_and_never_after_a_change() {
     let dir = tempfile::tempdir().unwrap();
@@ -225,6 +226,7 @@ fn what_was_used_least_lately_makes_room_and_what_is_pinned_stays() {
 }
 
 /// The disk goes away under the mount: no program gets an error.
+// proves: P222
 #[test]
 fn errors_of_the_disk_reach_nobody() {
     let dir = tempfile::tempdir().unwrap();
@@ -258,6 +260,7 @@ fn a_directory_that_others_can_read_is_refused() {
     assert!(LocalCache::open(options).is_err());
 }
 
+// proves: P222
 #[test]
 fn what_a_crash_left_is_looked_at_before_use() {
     let dir = tempfile::tempdir().unwrap();

@@ -125,8 +125,9 @@ impl ShareExchanges {
 
     /// Exchanges usage for ever; a task of the calling executor for each projection.
     pub fn spawn(&self, scope: &dray_rt::Scope) {
-        for exchange in self.all.iter().cloned() {
-            let here = dray_rt::ExecutorHandle::current();
+        let here = dray_rt::ExecutorHandle::current();
+        for exchange in &self.all {
+            let exchange = exchange.clone();
             scope.spawn_on(&here, async move { exchange.run().await });
         }
     }
