@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use common::{client_options, connect, memory, serve_simulated, simulate};
 use dray_core::{
-    Buf, BufMut, Context, CreateHow, FileSystem, Identity, Name, NodeId, OpenFile, OpenHow, Pid,
-    RequestId, SetAttr, Uid, Write,
+    Buf, BufMut, Class, Context, CreateHow, FileSystem, Identity, Name, NodeId, OpenFile, OpenHow,
+    Pid, RequestId, SetAttr, Uid, Write,
 };
 use dray_fabric::sim::Network;
 use dray_layers::qos::rules::Amount;
@@ -184,6 +184,36 @@ fn users_share_the_limit_of_an_export_by_their_weights() {
         let heavy = report.classes.iter().find(|class| class.rule == "user-1000").unwrap();
         assert!((heavy.entitled - 0.75).abs() < 0.01, "{heavy:?}");
         assert!((heavy.share - heavy.entitled).abs() < 0.05, "{heavy:?}");
+        set(&gate, &[]);
+    });
+}
+
+// proves: P213
+#[test]
+fn background_calls_of_a_user_yield_to_the_others() {
+    simulate(4, async {
+        let (server_process, gate) = (Scope::new(), QosGate::new());
+        let whole = QosRule {
+            name: "export".to_owned(),
+            limit: Some(Amount::Units(20 << 20)),
+            ..QosRule::default()
+        };
+        set(&gate, &[whole, of_user(1000)]);
+        let fs = mount(&gate, &server_process).await;
+        let cx = user(1000);
+        let prefetch = Context { class: Class::Background, ..cx.clone() };
+        let files = [create(&fs, &cx, "one").await, create(&fs, &cx, "other").await];
+        let _background = write_much(&files[0], &prefetch, 20);
+        sleep(Duration::from_millis(50)).await;
+        let begun = now();
+        for write in write_much(&files[1], &cx, 20) {
+            write.await.unwrap();
+        }
+        // As if it were alone, but for what the others had begun and their hundredth.
+        assert!(begun.elapsed() < Duration::from_millis(1300), "{:?}", begun.elapsed());
+        let classes = gate.report().classes;
+        let class = classes.iter().find(|class| class.value.contains("background")).unwrap();
+        assert!(class.counts.waiting > 10, "{class:?}");
         set(&gate, &[]);
     });
 }

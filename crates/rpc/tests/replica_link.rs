@@ -70,7 +70,7 @@ fn backup_that_serves(terms: ReplicaTerms) -> (Backup, impl Fn(Arc<dyn Connectio
         count.fetch_add(1, Ordering::SeqCst);
         let Some(admission) = limits.admit(Peer::Local) else { return };
         let (port, replica) = (port.clone(), replica.clone());
-        dray_rt::spawn(async move { port.serve(&replica, connection, admission).await });
+        dray_rt::spawn(async move { port.serve(&*replica, connection, admission).await });
     };
     (Backup { journal, connections }, serve)
 }

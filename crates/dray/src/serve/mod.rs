@@ -52,7 +52,7 @@ use crate::serve::export_state::ExportState;
 use crate::serve::journal::{Boot, ServerJournal};
 use crate::serve::opening::{ExportOpener, SharedState};
 use crate::serve::plan::ServePlan;
-use crate::serve::qos::QosControl;
+use crate::serve::qos::{QosControl, ShareExchanges};
 use crate::serve::slices::SlicesByProjection;
 use crate::serve::workers::{StuckThreads, Workers};
 use crate::signals::{self, EndSignals};
@@ -116,7 +116,8 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let exports: Vec<_> =
         plan.exports.iter().map(|plan| Arc::new(ExportState::new(plan))).collect();
     let slices = slices::of_plan(&plan, &slice_options, (&server, &state_dir));
-    let qos = QosControl::start(&plan.config.qos, &state_dir, &exports)?;
+    let exchanges = Arc::new(ShareExchanges::new(&plan.exports, &exports, &slice_options)?);
+    let qos = QosControl::start(&plan.config.qos, &state_dir, (&exports, &exchanges))?;
     let openings = openings(
         &plan,
         &exports,
@@ -132,7 +133,8 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     };
     audit_sinks::start(&sinks, &exports, audited, &state_dir)?;
     plan::warn_of_sharing(&exports); // whose directories are known without links now
-    let workers = Arc::new(Workers::new(&names, plan.threads).with_slices(slices.clone()));
+    let workers = Workers::new(&names, plan.threads).with_slices(slices.clone());
+    let workers = Arc::new(workers.with_exchanges(exchanges.clone()));
     let serving =
         Serving { plan, state_dir, server, exports, slices, qos, workers, state, descriptor_store };
     let mut executor =
@@ -140,6 +142,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let scope = Scope::new();
     let result = executor.block_on(async {
         serving.spawn_followers_of_recovery(boot, &scope);
+        exchanges.spawn(&scope);
         for opening in openings {
             scope.spawn_on(&ExecutorHandle::current(), export_monitor::run(opening));
         }

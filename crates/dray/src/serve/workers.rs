@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dray_fabric::Incoming;
@@ -19,6 +19,7 @@ use dray_rpc::server::{Admission, Server, wanted_export, wanted_slice};
 use dray_rt::sync::oneshot;
 use dray_rt::{CpuSet, DriverKind, Executor, ExecutorHandle, Scope};
 
+use crate::serve::qos::ShareExchanges;
 use crate::serve::slices::{self, SlicesByProjection};
 
 /// Threads of all exports together. Where there are more exports each has one.
@@ -31,6 +32,7 @@ const GREETING_MAX: Duration = Duration::from_secs(10);
 pub struct Workers {
     exports: BTreeMap<String, Group>,
     slices: SlicesByProjection,
+    exchanges: Arc<ShareExchanges>,
     /// For each projection with slices the thread on which notes of other servers arrive. It waits for
     /// the disk of the state directory, and for no file system of an export.
     ports: BTreeMap<String, Group>,
@@ -95,13 +97,19 @@ impl Workers {
         let count = if count == 0 { cpus.len() } else { count };
         let each = count.min(THREADS_MAX / exports.len().max(1)).max(1);
         let exports = exports.iter().map(|name| ((*name).to_owned(), Group::of(each))).collect();
-        Workers { exports, slices: BTreeMap::new(), ports: BTreeMap::new(), cpus, each }
+        let (slices, ports) = (BTreeMap::new(), BTreeMap::new());
+        Workers { exports, slices, exchanges: Arc::default(), ports, cpus, each }
     }
 
     /// With these slices of exports among them.
     pub fn with_slices(self, slices: SlicesByProjection) -> Workers {
         let ports = slices.keys().map(|name| (name.clone(), Group::of(1))).collect();
         Workers { slices, ports, ..self }
+    }
+
+    /// With what other servers say of limits that are kept together.
+    pub fn with_exchanges(self, exchanges: Arc<ShareExchanges>) -> Workers {
+        Workers { exchanges, ..self }
     }
 
     /// Threads that one export may have.
@@ -139,6 +147,8 @@ impl Workers {
     ) {
         let peer = incoming.peer();
         if let Some(slice) = wanted_slice(head) {
+            let other = self.exchanges.serve(&slice, incoming, admission).await;
+            let Some((incoming, admission)) = other else { return };
             return self.serve_notes(&slice, incoming, admission);
         }
         let wanted = wanted_export(head);

@@ -92,7 +92,11 @@ impl FileState {
             Found::Coming => self.wait_for(wanted).await,
             Found::Below => return None,
             Found::Nowhere => match self.begin_fetch(wanted, pattern) {
-                Some(fetch) => self.fetch(wanted.file, &later(wanted.cx), fetch).await,
+                Some(fetch) => {
+                    // The reader waits for this one.
+                    let cx = Context { class: wanted.cx.class, ..later(wanted.cx) };
+                    self.fetch(wanted.file, &cx, fetch).await;
+                }
                 None => return None,
             },
         }

@@ -66,7 +66,7 @@ wire_struct! {
         /// Which operation.
         op: Op,
         /// Bits of [`CallHead::ONE_WAY`], [`CallHead::RECOVERY`], [`CallHead::HALF`],
-        /// [`CallHead::REST`] and later ones.
+        /// [`CallHead::REST`], [`CallHead::BACKGROUND`] and later ones.
         flags: u16,
         /// Number of the call among those under way on its connection.
         tag: u32,
@@ -100,6 +100,8 @@ impl CallHead {
     pub const HALF: u16 = 4;
     /// With [`CallHead::HALF`]: the second half, which is not counted as another read.
     pub const REST: u16 = 8;
+    /// No process waits for the call: it yields to those of others where bandwidth is shared (ADR 0048).
+    pub const BACKGROUND: u16 = 16;
 
     /// Where `identity` stands in a message: its number differs between connections, so
     /// a call that is sent again gets another.

@@ -20,6 +20,7 @@ mod rows;
 mod stamp;
 mod ticket;
 mod types;
+mod usage;
 
 pub use call::Call;
 pub use changed::{CHANGED_MAX, get_changed, put_changed};
@@ -39,6 +40,7 @@ pub use rows::{
 };
 pub use stamp::{Change, FileDurableStamp, Stamp, get_durable_stamps, put_durable_stamp};
 pub use ticket::Ticket;
+pub use usage::{USAGE_MAX, UsageEntry, get_usage, put_usage};
 
 /// Oldest protocol version that is understood.
 pub const VERSION_MIN: u16 = 1;

@@ -24,6 +24,7 @@ use crate::serve::projections::ServedProjection;
 pub use removed::ServedSince;
 use running::RunningSlices;
 pub use running::ServedSlice;
+pub(in crate::serve) use running::way_to;
 
 /// The start waits so long for the others to say whether this server may be one of them.
 const JOIN_MAX: Duration = Duration::from_millis(700);

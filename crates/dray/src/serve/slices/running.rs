@@ -218,7 +218,10 @@ fn state_of(of: &ProjectionSlices, pair: SlicePair) -> PathBuf {
 }
 
 /// A server without a key shows that its machine vouches for it, as a client does.
-fn way_to(server: &str, options: &ServerOptions) -> Result<Arc<dyn Connect>, Failure> {
+pub(in crate::serve) fn way_to(
+    server: &str,
+    options: &ServerOptions,
+) -> Result<Arc<dyn Connect>, Failure> {
     let address: Address = server.parse().map_err(Failure::usage)?;
     let from = match options.key {
         Some(_) => ConnectFrom::Any,

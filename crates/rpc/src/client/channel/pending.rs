@@ -2,7 +2,7 @@
 
 use std::task::Waker;
 
-use dray_core::{Buf, BufMut, Errno, RequestId};
+use dray_core::{Buf, BufMut, Class, Errno, RequestId};
 use dray_rt::Instant;
 
 use super::identities::Caller;
@@ -123,9 +123,13 @@ impl State {
         let (slot, sequence) = ask.slot.unwrap_or((NO_SLOT, 0));
         let caller = Caller::of(ask.cx, self.node);
         let identity = self.identities.index(&caller);
+        let urgency = match ask.cx.class {
+            Class::Foreground => 0,
+            Class::Background => CallHead::BACKGROUND,
+        };
         let head = CallHead {
             op: ask.call.op(),
-            flags: ask.flags,
+            flags: ask.flags | urgency,
             tag,
             slot,
             sequence,

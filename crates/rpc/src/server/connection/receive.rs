@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use dray_core::{Buf, Cancel, Context, Counted, Errno, Error, GROUPS_MAX, SessionId, Via};
+use dray_core::{Buf, Cancel, Class, Context, Counted, Errno, Error, GROUPS_MAX, SessionId, Via};
 
 use super::ServerSink;
 use super::call::CallInHand;
@@ -149,6 +149,9 @@ impl ServerSink {
         let mut cx = Context::new(node, head.request, who, head.pid);
         cx.holder = session.holder();
         cx.umask = head.umask;
+        if head.flags & CallHead::BACKGROUND != 0 {
+            cx.class = Class::Background;
+        }
         cx.address = session.address();
         cx.via = Some(Via { session: SessionId(session.id), peer: self.peer });
         if row.can_be_cancelled {

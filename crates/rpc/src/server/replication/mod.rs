@@ -23,5 +23,5 @@ pub use lease::ServingLease;
 pub use link::WireLink;
 pub use membership::{Membership, PageCacheId, Revision, ServerNumber, SliceChange, SliceState};
 pub use registry::{MemoryRegistry, RegistryMember};
-pub use replica::{JournalReplica, ReplicaRefusal};
+pub use replica::{BatchTaker, JournalReplica, ReplicaRefusal};
 pub use slice::{ReplicaLink, SliceOptions, SliceServer};

@@ -49,6 +49,18 @@ impl From<io::Error> for ReplicaRefusal {
     }
 }
 
+/// Takes what another server brings.
+pub trait BatchTaker: Send + Sync {
+    /// Takes batch `number` of the sender's `epoch`. Errors: it is not taken.
+    fn take(&self, epoch: u64, number: u64, batch: &[u8]) -> Result<(), ReplicaRefusal>;
+}
+
+impl BatchTaker for JournalReplica {
+    fn take(&self, epoch: u64, number: u64, batch: &[u8]) -> Result<(), ReplicaRefusal> {
+        JournalReplica::take(self, epoch, number, batch)
+    }
+}
+
 /// The backup's copy.
 pub struct JournalReplica {
     journal: Arc<dyn Journal>,
