@@ -28,6 +28,7 @@ mod output;
 mod paths;
 mod projection;
 mod qos;
+mod quiesce;
 mod run_file;
 mod sandbox;
 mod serve;
@@ -74,6 +75,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Status(args) => status::run(&args),
         Command::Evict(args) => evict::run(&args),
         Command::Drain(args) => drain::run(&args),
+        Command::Quiesce(args) => quiesce::run(&args),
         Command::Accept(args) => accept::run(&args),
         Command::Audit(args) => audit::run(&args),
         Command::Qos { command } => qos::run(&command),

@@ -57,27 +57,29 @@ impl Cluster {
         self.servers[number].mount_export("scratch", name, "")
     }
 
-    /// What a server says of each of its slices; nothing, if it is not there.
-    fn slices(&self, number: usize) -> Vec<Value> {
+    /// The address of a server, as the definition has it.
+    fn name(&self, number: usize) -> String {
+        format!("unix://{}", self.servers[number].path("socket").display())
+    }
+
+    /// What a server says of all slices; null, if it is not there.
+    fn failover(&self, number: usize) -> Value {
         let text = self.servers[number].run(&["status", "--json"]).stdout;
         // A line for each server and mount.
         let all = text.split(|byte| *byte == b'\n');
-        let all: Vec<Value> = all.filter_map(|line| serde_json::from_slice(line).ok()).collect();
-        let exports = all.iter().filter(|one| one["kind"] == "server");
-        let exports =
-            exports.flat_map(|one| one["exports"].as_array().cloned().unwrap_or_default());
-        let slices = exports.filter_map(|export| export["slices"].as_array().cloned());
-        slices.flatten().collect()
+        let mut all = all.filter_map(|line| serde_json::from_slice::<Value>(line).ok());
+        let server = all.find(|one| one["kind"] == "server").unwrap_or_default();
+        let exports = server["exports"].as_array().cloned().unwrap_or_default();
+        let failover = exports.into_iter().map(|export| export["failover"].clone());
+        failover.into_iter().find(Value::is_object).unwrap_or_default()
     }
 
-    /// The slices that a server serves, in their order.
+    /// The slices that a server answers calls for, in their order.
     fn served(&self, number: usize) -> Vec<String> {
-        let mut names: Vec<String> = self
-            .slices(number)
-            .iter()
-            .filter(|slice| slice["is_primary"] == true)
-            .filter_map(|slice| Some(slice["name"].as_str()?.rsplit('/').next()?.to_owned()))
-            .collect();
+        let failover = self.failover(number);
+        let slices = failover["slices"].as_array().cloned().unwrap_or_default();
+        let here = slices.iter().filter(|slice| slice["answered_here"] == true);
+        let mut names: Vec<String> = here.map(|slice| short(slice).to_owned()).collect();
         names.sort();
         names
     }
@@ -85,12 +87,15 @@ impl Cluster {
     /// Each server serves what it is the home of, and has a backup that could take over.
     fn is_settled(&self) -> bool {
         (0..3).all(|number| {
-            let slices = self.slices(number);
+            let failover = self.failover(number);
+            let slices = failover["slices"].as_array().cloned().unwrap_or_default();
             let is_right = |slice: &Value| {
-                slice["is_primary"] == slice["is_home"]
-                    && (slice["is_home"] == false || slice["in_step_s"].is_number())
+                let is_home = short(slice).starts_with(&number.to_string());
+                slice["in_step"] == true
+                    && slice["slice_recovering"] == false
+                    && (slice["answered_here"] == true) == is_home
             };
-            slices.len() == 4 && slices.iter().all(is_right)
+            slices.len() == 6 && slices.iter().all(is_right)
         })
     }
 
@@ -107,6 +112,11 @@ impl Drop for Cluster {
             eprintln!("{}", self.logs());
         }
     }
+}
+
+/// A slice without the name of its projection.
+fn short(slice: &Value) -> &str {
+    slice["slice"].as_str().and_then(|name| name.rsplit('/').next()).unwrap_or_default()
 }
 
 /// Waits until each application has gone on, and answers how long the slowest stood still.
@@ -188,7 +198,7 @@ fn a_server_that_is_drained_serves_nothing_and_no_application_notices() {
     let Some(mut cluster) = Cluster::new("layout = 'cluster'") else { return };
     let (at, other) = (cluster.mount(0, "at"), cluster.mount(2, "other"));
     let load = load(&at);
-    let name = format!("unix://{}", cluster.servers[1].path("socket").display());
+    let name = cluster.name(1);
     // Any server of the projection can be asked.
     let said = cluster.servers[0].demand(&["drain", &name]);
     assert!(said.contains("drained"), "{said}");
@@ -204,4 +214,61 @@ fn a_server_that_is_drained_serves_nothing_and_no_application_notices() {
     wait_for("the share to be back", || cluster.is_settled());
     let rounds = load.end();
     check_load(&other, &rounds);
+}
+
+/// Nothing is under way while a projection is quiesced, whoever dies meanwhile. Then everything goes on.
+// proves: P202
+#[test]
+fn a_projection_that_is_quiesced_rests_until_it_is_resumed() {
+    let Some(mut cluster) = Cluster::new("layout = 'cluster'") else { return };
+    let (at, other) = (cluster.mount(0, "at"), cluster.mount(2, "other"));
+    let kept = KeptFiles::new(&at);
+    let load = load(&at);
+    std::thread::sleep(Duration::from_millis(300));
+    let said = cluster.servers[1].demand(&["quiesce", "scratch"]);
+    assert!(said.contains("no call is under way"), "{said}");
+    let before = tree(&cluster.servers[0].path("export"));
+    assert!((0..3).all(|number| cluster.served(number).is_empty()));
+    let shown = cluster.servers[2].demand(&["status"]);
+    assert!(shown.contains("QUIESCED at"), "{shown}");
+    // Who takes over, and who comes back, lets nobody in.
+    cluster.servers[1].end_server(libc::SIGKILL);
+    wait_for("the others to see that", || {
+        let slices = cluster.failover(0)["slices"].as_array().cloned().unwrap_or_default();
+        !slices.iter().any(|slice| slice["served_by"] == cluster.name(1).as_str())
+    });
+    cluster.serve(1);
+    let said = cluster.servers[0].demand(&["quiesce", "scratch"]);
+    assert!(said.contains("no call is under way"), "{said}");
+    assert!((0..3).all(|number| cluster.served(number).is_empty()));
+    assert_eq!(before, tree(&cluster.servers[0].path("export")));
+    load.take_longest();
+    cluster.servers[2].demand(&["quiesce", "scratch", "--undo"]);
+    wait_for("the shares to be back", || cluster.is_settled());
+    let rounds = load.end();
+    check_load(&other, &rounds);
+    kept.check(&at);
+    let refused = cluster.servers[0].run(&["quiesce", "none"]);
+    let why = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && why.contains("with failover that has this name"), "{why}");
+}
+
+/// All names below a directory, with sizes and times.
+fn tree(dir: &Path) -> Vec<(PathBuf, u64, std::time::SystemTime)> {
+    let mut found = Vec::new();
+    let mut dirs = vec![dir.to_owned()];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(&dir).unwrap().flatten() {
+            let about = entry.metadata().unwrap();
+            if entry.file_name() == ".dray-removed" {
+                continue; // what goes on there is no call
+            }
+            if about.is_dir() {
+                dirs.push(entry.path());
+            }
+            found.push((entry.path(), about.len(), about.modified().unwrap()));
+        }
+    }
+    found.sort();
+    found
 }

@@ -45,6 +45,10 @@ pub const DRAIN: &str = "Examples:
   dray drain io2           # asked at any machine with a server of the same projection
   dray drain io2 --undo";
 
+pub const QUIESCE: &str = "Examples:
+  dray quiesce scratch     # at any server; returns when nothing is under way
+  dray quiesce scratch --undo";
+
 pub const ACCEPT: &str = "Examples:
   dray status              # says what is at the export's directory, and what was
   dray accept home";

@@ -117,7 +117,6 @@ impl ServerReport {
                     "servers": definition.servers.len(),
                 })
             }),
-            "slices": self.slices.get(&export.name).map(|slices| slices.json()),
             "failover": self.slices.get(&export.name).map(|slices| slices.report()),
             "ops": ops,
             "mapped_twice": mapped_twice,
