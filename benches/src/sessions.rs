@@ -22,6 +22,7 @@ pub async fn client(address: &Address, export: &str) -> CommandResult<RemoteFs> 
         caches: false,
         counts_on_one_user: false,
         definition: 0,
+        group: None,
     };
     let session = ClientSession::connect(
         Arc::new(ReservedPort(address.clone())),

@@ -45,7 +45,8 @@ fuzz_target!(|bytes: &[u8]| {
             split_min_bytes: 4096,
             caches: false,
             counts_on_one_user: false,
- definition: 0,
+            definition: 0,
+            group: None,
         };
         let connected = ClientSession::connect(connector, options, SessionMemory::heap());
         let connected = dray_rt::timeout(TIMEOUT * 20, connected).await;

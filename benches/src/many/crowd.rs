@@ -266,6 +266,7 @@ async fn connect_one(
             caches: false,
             counts_on_one_user: false,
             definition: 0,
+            group: None,
         };
         match ClientSession::connect(link.clone(), options, SessionMemory::heap()).await {
             Ok(session) => {

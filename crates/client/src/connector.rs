@@ -7,7 +7,7 @@ use std::time::Duration;
 use dray_core::FsInfo;
 use dray_fabric::{Connect, ConnectFrom, ConnectInTurn};
 use dray_rpc::auth::Key;
-use dray_rpc::client::{ClientOptions, ClientSession, ConnectError, SessionMemory};
+use dray_rpc::client::{ClientOptions, ClientSession, ConnectError, SessionGroup, SessionMemory};
 
 use crate::target::Target;
 
@@ -30,6 +30,8 @@ pub struct ConnectOptions {
     pub counts_on_one_user: bool,
     /// Fingerprint of the definition of the projection by which files are placed; 0: none is known.
     pub definition: u64,
+    /// All sessions of the mount, where there is one for each slice of a projection.
+    pub group: Option<Arc<SessionGroup>>,
 }
 
 /// Begins a session with the server of `target`, served by the calling task's executor.
@@ -118,6 +120,7 @@ fn session_options(export: &str, options: &ConnectOptions) -> ClientOptions {
         caches: options.caches,
         counts_on_one_user: options.counts_on_one_user,
         definition: options.definition,
+        group: options.group.clone(),
     }
 }
 

@@ -7,12 +7,15 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use common::load::{KeptFiles, Load, check_load, load};
-use common::{Rig, wait_for};
+use common::{LEAVE_OTHERS_MOUNTS, Rig, wait_for};
 use dray_testkit::etcd::Etcd;
 use serde_json::Value;
 
 /// What nobody may stand still for longer than, whoever dies.
 const FAILOVER_MAX: Duration = Duration::from_secs(5);
+
+/// A lease, and what etcd and the survivors need behind it.
+const TAKEOVER_MAX: Duration = Duration::from_secs(4);
 
 /// Three servers, the rig of the first one mounts, and etcd.
 struct Cluster {
@@ -72,6 +75,15 @@ impl Cluster {
         let exports = server["exports"].as_array().cloned().unwrap_or_default();
         let failover = exports.into_iter().map(|export| export["failover"].clone());
         failover.into_iter().find(Value::is_object).unwrap_or_default()
+    }
+
+    /// The numbers of a server's sessions.
+    fn sessions(&self, number: usize) -> Vec<String> {
+        let text = self.servers[number].demand(&["status", "--json"]);
+        let all = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let server = all.into_iter().find(|one| one["kind"] == "server").unwrap();
+        let clients = server["clients"].as_array().cloned().unwrap_or_default();
+        clients.iter().map(|one| one["session"].as_str().unwrap().to_owned()).collect()
     }
 
     /// The slices that a server answers calls for, in their order.
@@ -173,19 +185,27 @@ fn check_spread(cluster: &Cluster, at: &Path) {
     assert_eq!(slices_of(1), 0, "{}", status["projection"]);
 }
 
-/// A server was stopped, and others have its share. When it goes on it answers nobody.
-// proves: P147
+/// A server is stopped: no connection to it breaks. Its clients go to the others, which have its share. When
+/// it goes on it answers nobody.
+// proves: P147, P203
 #[test]
-fn a_server_that_was_stopped_does_not_answer_when_it_goes_on() {
+fn clients_leave_a_server_that_is_stopped_and_it_does_not_answer_when_it_goes_on() {
     let Some(mut cluster) = Cluster::new("layout = 'cluster'") else { return };
     let (at, other) = (cluster.mount(0, "at"), cluster.mount(2, "other"));
     let load = load(&at);
     std::thread::sleep(Duration::from_millis(500));
+    load.take_longest();
     cluster.servers[1].server().signal(libc::SIGSTOP);
     wait_for("the survivors to serve", || {
         [0, 2].iter().all(|number| cluster.served(*number).len() == 3)
     });
-    std::thread::sleep(Duration::from_secs(2)); // its lease is long over
+    std::thread::sleep(FAILOVER_MAX);
+    // The applications do all in turn: each of them has gone on since the takeover.
+    let (steps, relaxed) = (load.steps.clone(), std::sync::atomic::Ordering::Relaxed);
+    let before = steps.load(relaxed);
+    wait_for("the applications", || steps.load(relaxed) > before + 20);
+    let longest = load.take_longest();
+    assert!(longest < FAILOVER_MAX + TAKEOVER_MAX, "an application stood still for {longest:?}");
     cluster.servers[1].server().signal(libc::SIGCONT);
     wait_for("the share to be back", || cluster.is_settled());
     let rounds = load.end();
@@ -271,4 +291,126 @@ fn tree(dir: &Path) -> Vec<(PathBuf, u64, std::time::SystemTime)> {
     }
     found.sort();
     found
+}
+
+/// A mount has a session for each slice at several servers. One that an administrator ends is the end of all.
+// proves: P204
+#[test]
+fn an_eviction_is_of_the_whole_mount() {
+    let Some(mut cluster) = Cluster::new("layout = 'cluster-stripe'\nstripe = '64K'") else {
+        return;
+    };
+    let (at, other) = (cluster.mount(0, "at"), cluster.mount(2, "other"));
+    let files: Vec<PathBuf> = (0..30).map(|number| at.join(number.to_string())).collect();
+    let content = vec![7; 300_000];
+    files.iter().for_each(|file| fs::write(file, &content).unwrap());
+    let before: Vec<usize> = (0..3).map(|number| cluster.sessions(number).len()).collect();
+    assert!(before.iter().all(|sessions| *sessions > 1), "{before:?}");
+    assert_eq!(fs::read(other.join("0")).unwrap(), content);
+    // Only one of the two mounts: they have nothing in common but the host.
+    let ours = cluster.sessions(1)[0].clone();
+    cluster.servers[1].demand(&["evict", &ours]);
+    let works = |at: &Path| fs::write(at.join("new"), b"x");
+    let ended = |at: &Path| {
+        let ended = |error: std::io::Error| error.raw_os_error() == Some(libc::ESHUTDOWN);
+        let file = |number: u32| fs::metadata(at.join(number.to_string())).is_err_and(ended);
+        works(at).is_err() && (0..30).all(file)
+    };
+    wait_for("the end of one mount", || ended(&at) || ended(&other));
+    let goes_on = if ended(&at) { &other } else { &at };
+    works(goes_on).unwrap();
+    assert_eq!(fs::read(goes_on.join("0")).unwrap(), content);
+    assert!((0..30).all(|number| fs::metadata(goes_on.join(number.to_string())).is_ok()));
+}
+
+/// Namespace `FAR` has one of three servers, over TCP with a key. Everything else is at the other end of its
+/// link. The shell's own directory is `$DIR`.
+const FAR_SERVER: &str = r#"
+    ip link set lo up
+    unshare --net sleep 300 & FAR=$!
+    PIDS="$FAR"
+    trap 'umount -l "$AT" || true; kill $PIDS || true' EXIT
+    until [ "$(readlink /proc/$FAR/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do sleep 0.01; done
+    ip link add far type veth peer name near netns $FAR
+    ip addr add 10.78.1.1/24 dev far
+    ip link set far up
+    FAR=--net=/proc/$FAR/ns/net
+    nsenter $FAR sh -euc "ip addr add 10.78.1.2/24 dev near; ip link set near up; ip link set lo up"
+    E=http://10.78.1.1
+    etcd --data-dir "$DIR/etcd" --listen-client-urls $E:2379 --advertise-client-urls $E:2379 \
+        --listen-peer-urls $E:2380 --initial-advertise-peer-urls $E:2380 --name e \
+        --initial-cluster e=$E:2380 >"$DIR/etcd.log" 2>&1 & PIDS="$PIDS $!"
+    "$DRAY" key "$DIR/key"
+    cat >"$DIR/p.toml" <<TOML
+[cluster]
+etcd = ["$E"]
+[projection.scratch]
+layout = "cluster-stripe"
+stripe = "64K"
+servers = ["tcp://10.78.1.1:7441", "tcp://10.78.1.2:7442", "tcp://10.78.1.1:7443"]
+path = "$DIR/export"
+export = { squash = "none" }
+TOML
+    serve() {
+        mkdir -p "$DIR/s$1"
+        $2 "$DRAY" serve --projections "$DIR/p.toml" --server "tcp://$3" --listen "tcp://$3" \
+            --auth "psk:$DIR/key" --state "$DIR/s$1" >>"$DIR/s$1/log" 2>&1 & PIDS="$PIDS $!"
+    }
+    serve 0 "" 10.78.1.1:7441
+    serve 1 "nsenter $FAR" 10.78.1.2:7442
+    serve 2 "" 10.78.1.1:7443
+    settled() {
+        "$DRAY" status --json | python3 -c '
+import json, sys
+servers = [json.loads(line) for line in sys.stdin]
+servers = [one["exports"][0]["failover"] for one in servers if one["kind"] == "server"]
+slices = [one["slices"] for one in servers if one]
+ok = len(slices) == 3 and all(len(each) == 6 and all(s["in_step"] for s in each) for each in slices)
+sys.exit(not ok)'
+    }
+    until settled; do sleep 0.2; done
+    mkdir -p "$AT"
+"#;
+
+/// A machine loses its power, or its network: nothing says that its connections are over.
+// proves: P203
+#[test]
+fn clients_leave_a_server_whose_machine_is_silent() {
+    if !has_etcd() {
+        return;
+    }
+    let rig = Rig::new();
+    let script = r#"
+        "$DRAY" mount dray://10.78.1.1:7441/scratch "$AT" -o "auth=psk:$DIR/key"
+        for file in $(seq 20); do head -c 300000 /dev/zero >"$AT/$file"; done
+        ! "$DRAY" mount dray://10.78.1.1:7441/scratch "$AT" -o auth=none
+        nsenter $FAR ip link set near down
+
+        BEGUN=$(date +%s)
+        for file in $(seq 20); do echo more >>"$AT/$file"; done
+        echo "stood still for $(($(date +%s) - BEGUN)) s"
+        test $(($(date +%s) - BEGUN)) -le 10
+        for file in $(seq 20); do test "$(stat -c %s "$AT/$file")" = 300005; done
+        test "$(cat "$DIR"/export/1 | wc -c)" = 300005
+        "$DRAY" umount "$AT"
+    "#;
+    let output = std::process::Command::new("unshare")
+        .args(["--net", "--mount", "timeout", "120", "bash", "-eux", "-c"])
+        .arg(format!("{LEAVE_OTHERS_MOUNTS}{FAR_SERVER}{script}"))
+        .env("DRAY", env!("CARGO_BIN_EXE_dray"))
+        .env("DIR", rig.path("").to_str().unwrap().trim_end_matches('/'))
+        .env("AT", rig.path("at"))
+        .env("DRAY_RUN_DIR", rig.path("run"))
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}: {said}{errors}", output.status);
+    println!("{said}");
+}
+
+/// Whether etcd is installed; else that has been said.
+fn has_etcd() -> bool {
+    let dir = tempfile::tempdir().unwrap();
+    Etcd::start(dir.path()).is_some()
 }

@@ -160,6 +160,7 @@ impl Site {
                 caches: false,
                 counts_on_one_user: false,
                 definition: 0,
+                group: None,
             };
             let memory = SessionMemory::heap();
             memory.set_node(node);

@@ -284,6 +284,7 @@ async fn through_both(
         caches: false,
         counts_on_one_user: false,
         definition: 0,
+        group: None,
     };
     let session = ClientSession::connect(connector, options, SessionMemory::heap()).await;
     let session = session.map_err(|error| words(&error))?;

@@ -61,6 +61,7 @@ impl Client {
             caches: false,
             counts_on_one_user: false,
             definition: 0,
+            group: None,
         };
         let connector = network.connector_from(from, to);
         let session = ClientSession::connect(connector, options, memory).await.expect("a session");

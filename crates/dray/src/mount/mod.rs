@@ -192,6 +192,7 @@ impl Mount {
             caches: self.plan.consistency == Consistency::CloseToOpen,
             counts_on_one_user: self.believes() && !self.kernel_checks(),
             definition: 0,
+            group: None,
         }
     }
 

@@ -1,13 +1,14 @@
 //! The reports of a server and of a mount, in JSON.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dray_client::{ChannelStats, ClientConnection, LossEvent, SessionStatus, UnsyncedStatus};
+use dray_core::NodeId;
 use dray_fuse::{Consistency, InFlight, JobTable, Reporter, Transport};
-use dray_rpc::server::{Server, ServerStatus};
+use dray_rpc::server::{ClientStatus, Server, ServerStatus};
 use dray_rt::Instant;
 use serde_json::{Value, json};
 
@@ -15,7 +16,7 @@ use crate::mount::flusher;
 use crate::mount::mount_table::MountInfo;
 use crate::serve::export_state::{DirectoryState, ExportState};
 use crate::serve::qos::{self, QosControl};
-use crate::serve::slices::SlicesByProjection;
+use crate::serve::slices::{self, SlicesByProjection};
 use crate::status::servers::servers;
 
 /// What is said of a server beside what it says itself.
@@ -193,8 +194,19 @@ impl ServerReport {
         let means = |session: u64, host: &str| Some(session) == number || host == who;
         let clients = self.status().clients;
         let meant = clients.iter().filter(|client| means(client.session, &client.host));
-        meant.map(|client| client.session).collect()
+        // A mount of a projection with failover has a session for each slice.
+        let mounts: BTreeSet<_> = meant.clone().filter_map(mount_of).collect();
+        let others = clients
+            .iter()
+            .filter(|client| mount_of(client).is_some_and(|mount| mounts.contains(&mount)));
+        let all: BTreeSet<u64> = meant.chain(others).map(|client| client.session).collect();
+        all.into_iter().collect()
     }
+}
+
+/// The mount of a projection with failover that a session is a part of, by its client and the projection.
+fn mount_of(client: &ClientStatus) -> Option<(NodeId, &str)> {
+    slices::projection_of(&client.export).map(|projection| (client.node, projection))
 }
 
 fn clients(status: &ServerStatus) -> Vec<Value> {

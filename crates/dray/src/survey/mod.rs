@@ -83,6 +83,7 @@ pub fn run(args: &SurveyArgs) -> Result<(), Failure> {
         caches: false,
         counts_on_one_user: false,
         definition: 0,
+        group: None,
     };
     let mut survey = Survey::new(args);
     let nothing = Loopback::start()?;

@@ -179,6 +179,11 @@ impl NotifyHead {
     /// A client releases files that an earlier process of it had open. The server closes the files
     /// with numbers in this range, from and to, and releases locks taken through them.
     pub const RELEASED: u8 = 12;
+    /// From the client: is the server there? It answers with [`NotifyHead::PRESENT`]. That takes no tag, since
+    /// all may be taken by calls that a file system does not answer.
+    pub const PROBE: u8 = 13;
+    /// From the server: the answer to [`NotifyHead::PROBE`].
+    pub const PRESENT: u8 = 14;
 
     /// Appends kind and head.
     pub fn put_message(&self, out: &mut Vec<u8>) {

@@ -70,6 +70,8 @@ pub const FEATURE_XFLAGS: u64 = 128;
 pub const FEATURE_OPEN_NAMED: u64 = 256;
 /// Feature: `learn` is understood.
 pub const FEATURE_LEARN: u64 = 512;
+/// Feature: the server answers [`NotifyHead::PROBE`].
+pub const FEATURE_PROBES: u64 = 1024;
 /// All features that this version knows.
 pub const FEATURES: u64 = FEATURE_STAMPS
     | FEATURE_TICKETS
@@ -80,7 +82,8 @@ pub const FEATURES: u64 = FEATURE_STAMPS
     | FEATURE_CHANGES
     | FEATURE_XFLAGS
     | FEATURE_OPEN_NAMED
-    | FEATURE_LEARN;
+    | FEATURE_LEARN
+    | FEATURE_PROBES;
 /// Among a server's features: its machine has lost power, and it waits for what clients
 /// have kept.
 pub const RECOVERING: u64 = 1 << 63;

@@ -51,6 +51,7 @@ pub fn client_options() -> ClientOptions {
         caches: false,
         counts_on_one_user: false,
         definition: 0,
+        group: None,
     }
 }
 

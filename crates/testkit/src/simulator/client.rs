@@ -78,6 +78,7 @@ impl SimClient {
             caches: true,
             counts_on_one_user: false,
             definition: 0,
+            group: None,
         };
         loop {
             let servers = SERVERS.map(|server| network.connector_from(name, server));

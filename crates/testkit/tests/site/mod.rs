@@ -101,6 +101,7 @@ fn client_options(host: String) -> ClientOptions {
         caches: false,
         counts_on_one_user: false,
         definition: 0,
+        group: None,
     }
 }
 

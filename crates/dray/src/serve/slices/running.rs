@@ -44,15 +44,9 @@ pub struct ServedSlice {
     pub slice: SliceServer,
     port: ReplicaPort,
     other: ServerNumber,
-    name: String,
 }
 
 impl ServedSlice {
-    /// Of its export.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Serves a connection by which the other server brings notes.
     pub async fn take_notes(&self, connection: Arc<dyn Connection>, admission: Admission) {
         self.port.serve(self.slice.replica(), connection, admission).await;
@@ -213,7 +207,7 @@ fn begin_slice(
         link: Arc::new(WireLink::new(name, way, terms.clone())),
     });
     let port = ReplicaPort::new(name, terms);
-    Ok((Arc::new(ServedSlice { slice, port, other, name: name.to_owned() }), boot))
+    Ok((Arc::new(ServedSlice { slice, port, other }), boot))
 }
 
 /// Where a slice keeps its sessions.

@@ -10,6 +10,7 @@ pub(crate) mod outage;
 mod reestablish;
 mod release;
 mod server_identity;
+mod silent_server;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -26,7 +27,7 @@ use self::reestablish::ReestablishQueue;
 use self::server_identity::ServerIdentity;
 pub(crate) use self::server_identity::SessionState;
 use crate::client::channel::Channel;
-use crate::client::durability::{MappedSegments, UnsyncedLog};
+use crate::client::durability::{MappedSegments, SegmentSource, UnsyncedLog};
 use crate::client::holdings::closes::CloseMemory;
 use crate::client::holdings::files::OpenFiles;
 use crate::client::holdings::locks::HeldLocks;
@@ -35,6 +36,7 @@ use crate::client::memory::SessionMemory;
 use crate::client::open_ahead::OpenAhead;
 use crate::client::session::ClientOptions;
 use crate::client::slots::{ClientSlots, ReplaySlot, SlotUse};
+use crate::wire::NotifyHead;
 
 /// Marks numbers of our own; those of front ends do not reach this far.
 const OWN_NUMBER: u64 = 1 << 63;
@@ -105,7 +107,10 @@ impl Link {
         let (mut server, replay_bytes) = (ServerIdentity::default(), options.replay_bytes);
         let inherited = memory.session().is_some();
         // Registered memory would come in here.
-        let kept_data = Box::new(MappedSegments::default());
+        let kept_data: Box<dyn SegmentSource> = match &options.group {
+            Some(group) => Box::new(group.segments()),
+            None => Box::new(MappedSegments::default()),
+        };
         let (reclaimed, reopened) = memory.reestablished();
         if let Some((session, secret, _)) = memory.session() {
             let boot = memory.boot();
@@ -167,6 +172,7 @@ impl Link {
         if self.ended.set(why).is_err() {
             return;
         }
+        self.options.group.iter().for_each(|group| group.end_all(why));
         let target = self.addresses.target();
         match why {
             ServerEnd::Evicted => log::error!(
@@ -178,6 +184,18 @@ impl Link {
                  until then every call fails with ESHUTDOWN",
                 self.options.export
             ),
+        }
+    }
+
+    /// Another session of the mount has been ended by its server. The server of this one gives everything
+    /// back, too.
+    pub(crate) fn end_with_others(&self, why: ServerEnd) {
+        if self.ended.set(why).is_err() {
+            return;
+        }
+        if let Some(channel) = self.first.get().and_then(Weak::upgrade) {
+            channel.notify(NotifyHead::GOODBYE, 0); // without a connection the lease ends it
+            channel.end_by_server(why);
         }
     }
 

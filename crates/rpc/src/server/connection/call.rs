@@ -564,6 +564,7 @@ mod tests {
             caches: false,
             counts_on_one_user: false,
             definition: 0,
+            group: None,
         };
         let mounted = Mount::connect(network.connector("s"), options, SessionMemory::heap()).await;
         RemoteFs::new(mounted.unwrap())
