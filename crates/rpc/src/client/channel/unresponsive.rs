@@ -9,7 +9,7 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -38,8 +38,10 @@ impl State {
         self.heard = self.heard.wrapping_add(1);
     }
 
-    fn is_on(&self, connection: &Arc<dyn Connection>) -> bool {
-        self.connection.as_ref().is_some_and(|on| Arc::ptr_eq(on, connection))
+    fn is_on(&self, connection: &Weak<dyn Connection>) -> bool {
+        self.connection
+            .as_ref()
+            .is_some_and(|on| std::ptr::addr_eq(Arc::as_ptr(on), connection.as_ptr()))
     }
 
     /// Since when the server is away, now that the connection has gone.
@@ -51,7 +53,7 @@ impl State {
 /// For a server whose part another one may take over: whether it is there, whatever it is asked for.
 impl Channel {
     /// Waits until a call is to be answered on `connection`. False: that is not the channel's any more.
-    pub(crate) async fn is_awaited_on(&self, connection: &Arc<dyn Connection>) -> bool {
+    pub(crate) async fn is_awaited_on(&self, connection: &Weak<dyn Connection>) -> bool {
         poll_fn(|task| {
             let mut state = self.lock();
             if !state.is_on(connection) {
@@ -67,7 +69,7 @@ impl Channel {
     }
 
     /// Whether the channel has this connection still.
-    pub(crate) fn is_on(&self, connection: &Arc<dyn Connection>) -> bool {
+    pub(crate) fn is_on(&self, connection: &Weak<dyn Connection>) -> bool {
         self.lock().is_on(connection)
     }
 
@@ -82,7 +84,8 @@ impl Channel {
     }
 
     /// Asks the server whether it is there: that is [heard](Channel::heard).
-    pub(crate) fn probe(&self, connection: &Arc<dyn Connection>) {
+    pub(crate) fn probe(&self, connection: &Weak<dyn Connection>) {
+        let Some(connection) = connection.upgrade() else { return };
         let mut message = Vec::new();
         NotifyHead { what: NotifyHead::PROBE, flags: 0, tag: 0 }.put_message(&mut message);
         let _ = connection.notify(&message); // one that does not read is silent, too
@@ -90,12 +93,12 @@ impl Channel {
     }
 
     /// Ends a connection whose server has been silent `since` then.
-    pub(crate) fn end_silent(&self, connection: &Arc<dyn Connection>, since: Instant) {
+    pub(crate) fn end_silent(&self, connection: &Weak<dyn Connection>, since: Instant) {
         let mut state = self.lock();
         if state.is_on(connection) {
             state.silent_since = Some(since);
             drop(state);
-            connection.close();
+            connection.upgrade().into_iter().for_each(|connection| connection.close());
         }
     }
 }

@@ -230,7 +230,8 @@ impl LinkSink {
         self.settled = None;
         if self.link.addresses.are_several() && self.features & FEATURE_PROBES != 0 {
             let (link, channel) = (self.link.clone(), self.channel.clone());
-            dray_rt::spawn(link.watch(channel, self.connection.clone(), self.address));
+            let connection = Arc::downgrade(&self.connection);
+            dray_rt::spawn(link.watch(channel, connection, self.address));
         }
         self.link.log_reconnected(self.link.outage.welcomed(key_of(&self.channel)));
         self.link.reached.notify_waiters();

@@ -10,7 +10,7 @@
 
 use std::io;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ impl Link {
     pub(super) async fn watch(
         self: Arc<Link>,
         channel: Arc<Channel>,
-        connection: Arc<dyn Connection>,
+        connection: Weak<dyn Connection>,
         address: AddressIndex,
     ) {
         let mut pause = PROBE_AFTER;
@@ -63,7 +63,7 @@ impl Link {
     }
 
     /// Waits until the server owes something. False: the connection is gone.
-    async fn is_to_be_watched(&self, channel: &Channel, connection: &Arc<dyn Connection>) -> bool {
+    async fn is_to_be_watched(&self, channel: &Channel, connection: &Weak<dyn Connection>) -> bool {
         let awaited = channel.is_awaited_on(connection);
         match self.held.is_empty() {
             true => awaited.await,
@@ -75,7 +75,7 @@ impl Link {
     async fn leave_if_taken_over(
         &self,
         channel: &Arc<Channel>,
-        connection: &Arc<dyn Connection>,
+        connection: &Weak<dyn Connection>,
         (address, heard): (AddressIndex, u64),
     ) {
         let (since, mut pause) = (now(), ASK_AGAIN);
