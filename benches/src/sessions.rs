@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dray_fabric::{Address, ReservedPort};
-use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, SessionMemory};
+use dray_rpc::client::{ClientOptions, ClientSession, LeaseWish, RemoteFs, SessionMemory};
 use dray_rt::{DriverKind, Executor};
 
 use crate::{CommandResult, context, idle};
@@ -21,6 +21,7 @@ pub async fn client(address: &Address, export: &str) -> CommandResult<RemoteFs> 
         split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
         caches: false,
         counts_on_one_user: false,
+        leases: LeaseWish::No,
         definition: 0,
         group: None,
     };

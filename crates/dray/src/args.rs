@@ -211,6 +211,9 @@ pub struct ServeArgs {
     ///   audit_spill=DIR       where old segments go then
     ///   audit_max=SIZE, audit_segment=SIZE
     ///                         of the log and of its files [default: 10G, 64M]
+    ///   leases[=yes|no]       lease names and attributes to mounts that want
+    ///                         it; only if nothing but this server changes
+    ///                         the files (dray-serve(8)) [default: no]
     ///   direct                pass O_DIRECT on to the file system below
     ///   inline=auto|always|never
     ///                         whether calls to it are made by the threads
@@ -294,6 +297,9 @@ pub struct MountArgs {
     ///                         others, and when [default: strict]
     ///   attr_timeout=SECONDS  how long names and attributes are believed
     ///                         under close-to-open [default: 1]
+    ///   leases=yes|no         believe names and attributes under strict
+    ///                         until the server recalls them, if the export
+    ///                         has leases, too [default: no]
     ///   replay=SIZE           how much of what is written and not on media
     ///                         is kept, to be sent again if the server's
     ///                         machine loses power; 0: nothing

@@ -19,7 +19,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dray_client::{ClientConnection, ClientMemory, ConnectError, ConnectOptions, Target};
+use dray_client::{
+    ClientConnection, ClientMemory, ConnectError, ConnectOptions, LeaseWish, Target,
+};
 use dray_core::{Context, Errno, FileType, Pid, RequestId};
 use dray_fuse::{
     Consistency, Device, MountFlags, MountOptions, Options as FuseOptions, PerThread, Reporter,
@@ -175,7 +177,7 @@ impl Mount {
 
     /// Whether the kernel believes earlier answers.
     fn believes(&self) -> bool {
-        self.plan.consistency != Consistency::Strict
+        self.plan.leases || self.plan.consistency != Consistency::Strict
     }
 
     /// Whether the kernel checks permissions in the mount that is there. What the server says may be
@@ -191,6 +193,11 @@ impl Mount {
             replay_bytes: self.plan.replay_bytes,
             caches: self.plan.consistency == Consistency::CloseToOpen,
             counts_on_one_user: self.believes() && !self.kernel_checks(),
+            leases: match self.plan.leases {
+                // Whoever calls, the kernel checks, or all callers are one user.
+                true => LeaseWish::Yes { callers_are_checked: true },
+                false => LeaseWish::No,
+            },
             definition: 0,
             group: None,
         }
@@ -339,6 +346,7 @@ impl Mount {
         FuseOptions {
             consistency: self.plan.consistency,
             kernel_checks: self.kernel_checks(),
+            leases: self.plan.leases,
             shared_mmap: self.plan.shared_mmap,
             transport: self.plan.transport,
             attr_validity: self.plan.attr_validity,

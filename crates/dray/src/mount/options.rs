@@ -34,6 +34,8 @@ pub struct MountPlan {
     /// Files can be mapped by several programs that see each other's stores, and not those of other
     /// mounts.
     pub shared_mmap: bool,
+    /// Under strict the server leases names and attributes, which the kernel believes meanwhile.
+    pub leases: bool,
     /// How long attributes and names are believed under close-to-open.
     pub attr_validity: Duration,
     /// Unsynced writes kept for a server that loses power, bytes.
@@ -65,6 +67,7 @@ impl Default for MountPlan {
             read_only: false,
             allow_other: None,
             shared_mmap: true,
+            leases: false,
             attr_validity: Duration::from_secs(1),
             replay_bytes: 64 << 20,
             workers: 0,
@@ -79,7 +82,7 @@ impl Default for MountPlan {
 }
 
 /// Options that mean something to us.
-const KNOWN: [&str; 22] = [
+const KNOWN: [&str; 23] = [
     "timeout",
     "consistency",
     "transport",
@@ -99,6 +102,7 @@ const KNOWN: [&str; 22] = [
     "noallow_other",
     "shared_mmap",
     "noshared_mmap",
+    "leases",
     "metrics",
     "retry",
     "remount",
@@ -106,7 +110,7 @@ const KNOWN: [&str; 22] = [
 
 /// What shells offer of these behind `-o`: with each value that is a word, or with what comes before
 /// a value.
-pub const OFFERED: [&str; 28] = [
+pub const OFFERED: [&str; 30] = [
     "ro",
     "rw",
     "nosuid",
@@ -131,6 +135,8 @@ pub const OFFERED: [&str; 28] = [
     "consistency=strict",
     "consistency=close-to-open",
     "consistency=immutable",
+    "leases=yes",
+    "leases=no",
     "transport=auto",
     "transport=uring",
     "transport=classic",
@@ -202,6 +208,11 @@ impl MountPlan {
         }
         let mut options = options.iter().filter(|option| !option.is_empty());
         options.try_for_each(|one| plan.set(one, auth))?;
+        if plan.leases && plan.consistency != Consistency::Strict {
+            let what =
+                "mount option `leases`: only consistency=strict has leases; leave one of them out";
+            return Err(Failure::usage(what.to_owned()));
+        }
         Ok(plan)
     }
 
@@ -230,6 +241,7 @@ impl MountPlan {
             ("metrics", self.metrics.clone().unwrap_or_else(|| "none".to_owned())),
             ("allow_other", if allow_other { "yes" } else { "no" }.to_owned()),
             ("shared_mmap", if self.shared_mmap { "yes" } else { "no" }.to_owned()),
+            ("leases", if self.leases { "yes" } else { "no" }.to_owned()),
         ]
     }
 
@@ -255,6 +267,9 @@ impl MountPlan {
             }
             "consistency" => {
                 self.consistency = parse_consistency(needed()?).map_err(|w| wrong(&w))?
+            }
+            "leases" => {
+                self.leases = parse_yes_no(value.unwrap_or("yes")).map_err(|what| wrong(&what))?
             }
             "transport" => {
                 self.transport = parse_transport(needed()?).map_err(|what| wrong(&what))?
@@ -324,6 +339,14 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
     let digits = text.strip_suffix('s').unwrap_or(text);
     let seconds = digits.parse::<f64>().ok().filter(|seconds| (0.0..SECONDS_MAX).contains(seconds));
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "a number of seconds is needed".to_owned())
+}
+
+fn parse_yes_no(text: &str) -> Result<bool, String> {
+    match text {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err(format!("it is yes or no{}", meant(text, ["yes", "no"]))),
+    }
 }
 
 fn parse_consistency(text: &str) -> Result<Consistency, String> {

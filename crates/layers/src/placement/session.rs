@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use dray_core::{
-    FileId, FindJobs, HearChanges, LockOwner, NodeId, OpenFile, OpenHow, RequestId, SessionControl,
-    Stack,
+    FileId, FindJobs, HearChanges, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow, RequestId,
+    SessionControl, Stack,
 };
 
 use super::file::PlacedFile;
@@ -86,6 +86,9 @@ impl SessionControl for PlacedSession {
             session.hear_changes_by(Box::new(move |files| hear(files)));
         }
     }
+
+    /// Sessions with several servers have no leases.
+    fn hear_recalls_by(&self, _: HearRecalls) {}
 
     fn find_jobs_by(&self, find: FindJobs) {
         let find = Arc::new(find);

@@ -14,6 +14,7 @@ use crate::auth::Key;
 use crate::client::adaptive_choice::AdaptiveChoice;
 use crate::client::channel::{Channel, ChannelStats};
 use crate::client::durability::UnsyncedStatus;
+use crate::client::leases::LeaseWish;
 use crate::client::link::{Link, ServerEnd};
 use crate::client::memory::SessionMemory;
 use crate::client::open_ahead::OpenAheadStats;
@@ -48,6 +49,8 @@ pub struct ClientOptions {
     /// The front end does not distinguish callers, since all are one user at the server. The client
     /// does not go on with a server at which they are not.
     pub counts_on_one_user: bool,
+    /// Whether the session wants leases.
+    pub leases: LeaseWish,
     /// Fingerprint of the definition of the projection by which the front end places files. With 0
     /// the front end knows of none, and is refused with the definition where there is one.
     pub definition: u64,
@@ -554,6 +557,7 @@ pub(crate) mod tests {
             split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
             caches: false,
             counts_on_one_user: false,
+            leases: LeaseWish::No,
             definition: 0,
             group: None,
         };

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use dray_core::{
-    FileId, FindJobs, HearChanges, LockOwner, NodeId, OpenFile, OpenHow, RequestId, SessionControl,
-    Stack,
+    FileId, FindJobs, HearChanges, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow, RequestId,
+    SessionControl, Stack,
 };
 
 use super::directory::OwnDirectory;
@@ -87,6 +87,9 @@ impl SessionControl for OwnDisksSession {
     fn hear_changes_by(&self, hear: HearChanges) {
         self.home().hear_changes_by(hear);
     }
+
+    /// Sessions with several servers have no leases.
+    fn hear_recalls_by(&self, _: HearRecalls) {}
 
     fn find_jobs_by(&self, find: FindJobs) {
         let find = Arc::new(find);

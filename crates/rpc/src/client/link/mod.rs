@@ -31,6 +31,7 @@ use crate::client::durability::{MappedSegments, SegmentSource, UnsyncedLog};
 use crate::client::holdings::closes::CloseMemory;
 use crate::client::holdings::files::OpenFiles;
 use crate::client::holdings::locks::HeldLocks;
+use crate::client::leases::LeasedAnswers;
 use crate::client::link::outage::Outage;
 use crate::client::memory::SessionMemory;
 use crate::client::open_ahead::OpenAhead;
@@ -81,6 +82,7 @@ pub(crate) struct Link {
     jobs: JobFinder,
     /// Notified when other clients change open files.
     changes: ChangeListener,
+    pub(crate) leases: LeasedAnswers,
     pub(crate) node: NodeId,
     server: Mutex<ServerIdentity>,
     /// The session has been ended by us, or its beginning given up: it is not to be begun anew.
@@ -136,6 +138,7 @@ impl Link {
             first_handle,
             jobs: JobFinder::default(),
             changes: ChangeListener::default(),
+            leases: LeasedAnswers::default(),
             node,
             server: Mutex::new(server),
             leaving: AtomicBool::new(false),

@@ -523,7 +523,9 @@ mod tests {
     use dray_fabric::sim::Network;
 
     use super::*;
-    use crate::client::{ClientOptions, ClientSession as Mount, RemoteFs, SessionMemory};
+    use crate::client::{
+        ClientOptions, ClientSession as Mount, LeaseWish, RemoteFs, SessionMemory,
+    };
     use crate::server::journal::watched::{Watch, WatchedJournal};
     use crate::server::ranges::RangeTable;
     use crate::server::{Export, Server, ServerOptions};
@@ -563,6 +565,7 @@ mod tests {
             split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
             caches: false,
             counts_on_one_user: false,
+            leases: LeaseWish::No,
             definition: 0,
             group: None,
         };
