@@ -2,11 +2,11 @@
 
 mod common;
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use common::load::{KeptFiles, Load, check_load, load};
+use common::load::{KeptFiles, Load, check_load, load, lock};
 use common::{LEAVE_OTHERS_MOUNTS, Rig, wait_for};
 use dray_testkit::etcd::Etcd;
 use serde_json::Value;
@@ -293,8 +293,28 @@ fn tree(dir: &Path) -> Vec<(PathBuf, u64, std::time::SystemTime)> {
     found
 }
 
+/// A call that takes long is no reason to leave its server, which is there.
+fn wait_long_for_a_lock(cluster: &Cluster, at: &Path, other: &Path) {
+    let connected = || -> u64 {
+        let text = cluster.servers[0].demand(&["status", at.to_str().unwrap(), "--json"]);
+        let status: Value = serde_json::from_str(&text).unwrap();
+        let servers = status["projection"]["servers"].as_array().unwrap();
+        servers.iter().map(|server| server["reconnections"].as_u64().unwrap()).sum()
+    };
+    let before = connected();
+    let open = |at: &Path| File::options().read(true).write(true).open(at.join("0")).unwrap();
+    let (holder, waiter) = (open(other), open(at));
+    lock(&holder, libc::F_WRLCK, libc::F_OFD_SETLK).unwrap();
+    let waiting = std::thread::spawn(move || lock(&waiter, libc::F_WRLCK, libc::F_OFD_SETLKW));
+    std::thread::sleep(Duration::from_secs(5)); // it is probed twice
+    assert!(!waiting.is_finished());
+    assert_eq!(connected(), before);
+    lock(&holder, libc::F_UNLCK, libc::F_OFD_SETLK).unwrap();
+    waiting.join().unwrap().unwrap();
+}
+
 /// A mount has a session for each slice at several servers. One that an administrator ends is the end of all.
-// proves: P204
+// proves: P203, P204
 #[test]
 fn an_eviction_is_of_the_whole_mount() {
     let Some(mut cluster) = Cluster::new("layout = 'cluster-stripe'\nstripe = '64K'") else {
@@ -307,6 +327,7 @@ fn an_eviction_is_of_the_whole_mount() {
     let before: Vec<usize> = (0..3).map(|number| cluster.sessions(number).len()).collect();
     assert!(before.iter().all(|sessions| *sessions > 1), "{before:?}");
     assert_eq!(fs::read(other.join("0")).unwrap(), content);
+    wait_long_for_a_lock(&cluster, &at, &other);
     // Only one of the two mounts: they have nothing in common but the host.
     let ours = cluster.sessions(1)[0].clone();
     cluster.servers[1].demand(&["evict", &ours]);
