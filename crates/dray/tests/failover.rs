@@ -249,6 +249,9 @@ fn a_projection_that_is_quiesced_rests_until_it_is_resumed() {
     assert!(said.contains("no call is under way"), "{said}");
     let before = tree(&cluster.servers[0].path("export"));
     assert!((0..3).all(|number| cluster.served(number).is_empty()));
+    let refused = cluster.servers[2].run(&["drain"]);
+    let why = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && why.contains("it is quiesced"), "{why}");
     let shown = cluster.servers[2].demand(&["status"]);
     assert!(shown.contains("QUIESCED at"), "{shown}");
     // Who takes over, and who comes back, lets nobody in.

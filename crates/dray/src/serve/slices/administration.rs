@@ -84,6 +84,11 @@ impl ProjectionSlices {
         if view.etcd.is_none() {
             return Some("etcd does not answer this server".to_owned());
         }
+        if view.quiesced.is_some() {
+            return Some(
+                "it is quiesced, and nothing moves: `dray quiesce --undo` first".to_owned(),
+            );
+        }
         if !view.members.contains_key(&server) {
             return Some(format!("{name} is not there, and serves nothing"));
         }
