@@ -50,3 +50,27 @@ impl SessionGroup {
         if (uuid, root) == (info.uuid, info.root) { Ok(()) } else { Err(root) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server at which the shared file system was not mounted would have had its part of the files in an
+    /// empty directory.
+    #[test]
+    fn a_server_of_another_file_system_is_not_one_of_the_group() {
+        let info = |uuid, ino| FsInfo {
+            uuid: FsUuid(uuid),
+            root: FileId { ino, generation: 0 },
+            kind: String::new(),
+            read_only: false,
+        };
+        let group = SessionGroup::new(0);
+        assert_eq!(group.must_have(&info(1, 2)), Ok(()));
+        assert_eq!(group.must_have(&info(1, 2)), Ok(()));
+        let first = FileId { ino: 2, generation: 0 };
+        for other in [info(1, 3), info(2, 2)] {
+            assert_eq!(group.must_have(&other), Err(first));
+        }
+    }
+}
