@@ -10,7 +10,6 @@ use dray_rt::sleep;
 
 use super::membership::{PageCacheId, Revision, SliceState};
 use super::slice::{Deposed, LOOK_EVERY, Leading, SliceServer, race};
-use crate::server::withdrawal::ExportLost;
 
 impl SliceServer {
     /// Which of an administrator's requests ([`Membership::quiesced`]) has been carried out: of this slice
@@ -35,12 +34,11 @@ impl SliceServer {
     }
 
     /// In place of opening the export: what is to be synced is known, and no client is let in.
-    pub(super) fn hold(&self, leading: &Leading) -> Result<(), ExportLost> {
+    pub(super) fn hold(&self, leading: &Leading) {
         let export = (self.slice.export)();
         let mut fs = leading.fs.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         *fs = Some(export.fs);
         self.lock().quiet = None;
-        Ok(())
     }
 
     /// Ends when this server has to begin to serve anew. `held`: it has not let anybody in.

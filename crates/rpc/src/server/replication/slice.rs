@@ -246,7 +246,13 @@ impl SliceServer {
         let Some(leading) = self.enter(state, revision).await else { return };
         // Not given up half way: it calls the file system. It ends by itself when the lease does.
         let held = self.slice.membership.quiesced().is_some();
-        let opened = if held { self.hold(&leading) } else { self.open(&leading).await };
+        let opened = match held {
+            true => {
+                self.hold(&leading);
+                Ok(())
+            }
+            false => self.open(&leading).await,
+        };
         let deposed = match opened {
             Ok(()) if self.is_broken(Sabotage::ServingLease) => {
                 Some(self.serve(&leading, held).await)
