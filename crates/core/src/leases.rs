@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::{FileId, NameBuf};
 
 /// Kinds of leases on one file, as a set.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct LeaseKinds(u8);
 
 impl LeaseKinds {
@@ -40,6 +40,11 @@ impl LeaseKinds {
         self.0 == 0
     }
 
+    /// The kinds that are in both sets.
+    pub const fn common(self, other: LeaseKinds) -> LeaseKinds {
+        LeaseKinds(self.0 & other.0)
+    }
+
     /// The kinds of this set that are not in `kinds`.
     pub const fn without(self, kinds: LeaseKinds) -> LeaseKinds {
         LeaseKinds(self.0 & !kinds.0)
@@ -53,8 +58,16 @@ impl BitOr for LeaseKinds {
     }
 }
 
+impl fmt::Debug for LeaseKinds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kinds = [(LeaseKinds::ATTRIBUTES, "attributes"), (LeaseKinds::NAMES, "names")];
+        let shown = kinds.into_iter().filter(|(kind, _)| self.contains(*kind));
+        f.debug_set().entries(shown.map(|(_, name)| name)).finish()
+    }
+}
+
 /// Leases on one file that a recall breaks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RecallItem {
     /// The file, or the directory.
     pub id: FileId,
@@ -84,6 +97,11 @@ impl RecallDone {
         RecallDone(Some(Box::new(acknowledge)))
     }
 
+    /// Never acknowledges: the server waits until the leases of this session have ended.
+    pub fn forget(mut self) {
+        self.0 = None;
+    }
+
     /// For a recall that nobody waits for.
     pub const fn unawaited() -> RecallDone {
         RecallDone(None)
@@ -104,7 +122,8 @@ impl fmt::Debug for RecallDone {
     }
 }
 
-/// Gets what is not to be believed any more. It must not wait. The session has forgotten it by then.
+/// Gets what is not to be believed any more. It must not wait, nor call the session. The
+/// session has forgotten it by then.
 pub type HearRecalls = Arc<dyn Fn(Recall, RecallDone) + Send + Sync>;
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    FileId, FileSystem, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow, Pid, RequestId,
+    Attr, FileId, FileSystem, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow, Pid, RequestId,
 };
 
 /// Gets files that other clients have changed. It must not wait.
@@ -63,6 +63,10 @@ pub trait SessionControl: Send + Sync + 'static {
     /// itself alone, and acknowledges at once. The first `hear` stays.
     fn hear_recalls_by(&self, hear: HearRecalls);
 
+    /// The attributes of a file, while a lease on them holds. While it does nobody but this session changes
+    /// the file. It must be cheap: a cache asks at each read.
+    fn leased_attributes(&self, id: FileId) -> Option<Attr>;
+
     /// Calls `find` when the server asks for the batch jobs of callers. The first `find` stays.
     fn find_jobs_by(&self, find: FindJobs);
 
@@ -118,6 +122,10 @@ impl SessionControl for NoSession {
     fn hear_changes_by(&self, _: HearChanges) {}
 
     fn hear_recalls_by(&self, _: HearRecalls) {}
+
+    fn leased_attributes(&self, _: FileId) -> Option<Attr> {
+        None
+    }
 
     fn find_jobs_by(&self, _: FindJobs) {}
 

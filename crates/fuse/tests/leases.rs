@@ -110,6 +110,7 @@ fn all_names_of_a_directory_are_recalled() {
 
 /// A program removes a name, and holds the lock of the directory meanwhile. The server does not answer
 /// it before this mount has given up another name of the directory: each would wait for the other.
+// proves: P221
 #[test]
 fn a_recall_does_not_wait_for_what_waits_for_the_server() {
     on_both(|mount| {

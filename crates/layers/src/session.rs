@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use dray_core::{
-    FileId, FindJobs, HearChanges, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow, RequestId,
-    SessionControl, Stack,
+    Attr, FileId, FindJobs, HearChanges, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow,
+    RequestId, SessionControl, Stack,
 };
 
 use crate::observe::Observer;
@@ -60,6 +60,10 @@ impl<O: Observer> SessionControl for ObservedSession<O> {
 
     fn hear_recalls_by(&self, hear: HearRecalls) {
         self.inner.hear_recalls_by(hear);
+    }
+
+    fn leased_attributes(&self, id: FileId) -> Option<Attr> {
+        self.inner.leased_attributes(id)
     }
 
     fn find_jobs_by(&self, find: FindJobs) {

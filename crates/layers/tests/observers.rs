@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_core::{
-    Buf, BufMut, Context, CreateHow, Errno, FileId, FileSystem, FindJobs, GrantedAdmit,
+    Attr, Buf, BufMut, Context, CreateHow, Errno, FileId, FileSystem, FindJobs, GrantedAdmit,
     HearChanges, HearRecalls, IO_MAX_BYTES, LockOwner, Make, Name, NodeId, ObservedCall, Op,
     OpenFile, OpenHow, RequestId, SessionControl, Stack, Write, put_in_steps,
 };
@@ -112,6 +112,10 @@ impl SessionControl for OneFileSession {
     fn mapped(&self, _: FileId) {}
     fn hear_changes_by(&self, _: HearChanges) {}
     fn hear_recalls_by(&self, _: HearRecalls) {}
+
+    fn leased_attributes(&self, _: FileId) -> Option<Attr> {
+        None
+    }
     fn find_jobs_by(&self, _: FindJobs) {}
     fn goodbye(&self) {}
 }

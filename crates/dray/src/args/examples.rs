@@ -49,6 +49,11 @@ pub const QUIESCE: &str = "Examples:
   dray quiesce scratch     # at any server; returns when nothing is under way
   dray quiesce scratch --undo";
 
+pub const CACHE: &str = "Examples:
+  dray cache attach -r /mnt/data/training        # fetch all of it now
+  dray cache state /mnt/data/training/part-0 --json
+  dray cache list --dir /var/cache/dray";
+
 pub const ACCEPT: &str = "Examples:
   dray status              # says what is at the export's directory, and what was
   dray accept home";

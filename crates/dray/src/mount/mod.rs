@@ -14,11 +14,13 @@ pub(crate) mod umount;
 pub(crate) mod upgrade;
 
 use std::future::Future;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use dray_cache::{CacheOptions, LocalCache};
 use dray_client::{
     ClientConnection, ClientMemory, ConnectError, ConnectOptions, LeaseWish, Target,
 };
@@ -124,6 +126,7 @@ pub struct RunningMount {
     mount: Mount,
     mounted: ServedMount,
     session: ClientConnection,
+    cache: Option<Arc<LocalCache>>,
     calls: Option<Arc<Metrics>>,
     reporter: Arc<Reporter>,
 }
@@ -137,6 +140,12 @@ impl Mount {
         foreground: bool,
         waiting: ReadinessPipe,
     ) -> Result<(), Failure> {
+        if let Some(options) = self.plan.cache_options() {
+            let dir = options.dir.display().to_string();
+            LocalCache::open(options).map_err(|error| {
+                Failure::new(format!("the cache {dir} cannot be used: {}", cache_trouble(&error)))
+            })?;
+        }
         let offered = self.try_server()?;
         // Before anything is mounted: what there is no room for leaves nothing behind.
         let memory = MountMemory::create(self.plan.key.as_ref())?;
@@ -314,6 +323,7 @@ impl Mount {
         let (session_sender, session_receiver) = watch::channel(None);
         // A mount without metrics does not pay for them.
         let calls = self.plan.metrics.as_ref().map(|_| Arc::new(Metrics::new()));
+        let cache = self.plan.cache_options().and_then(open_cache);
         let host = Arc::new(DaemonHost::new(wishes));
         let options = FuseOptions { workers: device.clones.len(), host, ..self.fuse_options() };
         let connection = Arc::new(ServerConnection {
@@ -322,6 +332,7 @@ impl Mount {
             memory,
             wait,
             replaceable,
+            cache: cache.clone(),
             calls: calls.clone(),
             session_sender,
             session_receiver: session_receiver.clone(),
@@ -339,7 +350,7 @@ impl Mount {
         let session = session_receiver.borrow().clone().flatten();
         let session = session.ok_or_else(|| Failure::new("the server went away"))?;
         let reporter = Arc::new(mounted.reporter());
-        Ok(RunningMount { mount: self, mounted, session, calls, reporter })
+        Ok(RunningMount { mount: self, mounted, session, calls, cache, reporter })
     }
 
     fn fuse_options(&self) -> FuseOptions {
@@ -355,6 +366,32 @@ impl Mount {
             patience: self.plan.timeout,
             ..FuseOptions::default()
         }
+    }
+}
+
+/// A mount goes on without its cache if that cannot be used.
+fn open_cache(options: CacheOptions) -> Option<Arc<LocalCache>> {
+    let dir = options.dir.clone();
+    let opened = LocalCache::open(options);
+    opened
+        .inspect_err(|error| {
+            log::error!(
+                "the cache {} cannot be used: {}; reads go to the server",
+                dir.display(),
+                cache_trouble(error)
+            );
+        })
+        .ok()
+}
+
+/// What is wrong with the directory of a cache, and what helps.
+fn cache_trouble(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "the directory must belong to the user of the mount and be closed to others (chmod 700)"
+                .into()
+        }
+        _ => error.to_string(),
     }
 }
 
@@ -407,6 +444,7 @@ impl RunningMount {
             known: self.mount.known.clone(),
             target: self.mount.target.to_string(),
             consistency: self.mount.plan.consistency,
+            cache: self.cache.clone(),
             timeout: self.mount.plan.timeout,
             session: self.session.clone(),
             reporter: Reporter::clone(&self.reporter),
@@ -427,7 +465,7 @@ impl RunningMount {
         beside: impl Future<Output = ()> + Send + 'static,
     ) -> Result<(), Failure> {
         let report = self.report();
-        let RunningMount { mount, mounted, session, calls, reporter: _reporter } = self;
+        let RunningMount { mount, mounted, session, calls, cache: _, reporter: _reporter } = self;
         let (end, ended) = oneshot::channel();
         let waiter = std::thread::Builder::new().name("dray-wait".into()).spawn(move || {
             let _ = end.send(mounted.wait()); // we wait for it until the end

@@ -151,6 +151,15 @@ impl UnconfiguredExport {
                 let meant = meant(&wrong.value, wrong.known.iter().copied());
                 format!("{}{meant}", wrong.what)
             })?;
+        if leases && forward::is_target(&dir) {
+            return Err(
+                "leases: an export that is forwarded does not hear of all changes; leave it out"
+                    .into(),
+            );
+        }
+        if leases && aggregation.merge_bytes > 0 {
+            return Err("leases and merge_writes do not go together: leave one of them out".into());
+        }
         let projection = None; // of those in a file of projections
         Ok(ExportPlan {
             name,

@@ -296,8 +296,8 @@ fn hear(invalidator: &Weak<Invalidator>, (number, before): (u64, u64), mut dropp
     }
 }
 
-/// Has the kernel behind `device` drop its cache of the nodes and names that are read from `requests`, as
-/// [`Host::start_invalidator`](crate::Host::start_invalidator) writes them there, until these end.
+/// Has the kernel behind `device` drop its cache of the nodes and names that are read from `requests`, until
+/// these end. [`Host::start_invalidator`](crate::Host::start_invalidator) writes them there.
 /// How many it has dropped so far is written to `dropped`.
 ///
 /// For a process that has nothing else to do and is no daemon: it waits as any application does.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use dray_core::{
-    FileId, FindJobs, HearChanges, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow, Recall,
+    Attr, FileId, FindJobs, HearChanges, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow, Recall,
     RecallDone, RecallItem, RequestId, SessionControl,
 };
 
@@ -62,6 +62,9 @@ impl SessionControl for NotifyingSession {
     }
     fn hear_recalls_by(&self, hear: HearRecalls) {
         *self.1.lock().unwrap_or_else(PoisonError::into_inner) = Some(hear);
+    }
+    fn leased_attributes(&self, _: FileId) -> Option<Attr> {
+        None
     }
     fn find_jobs_by(&self, _: FindJobs) {}
     fn goodbye(&self) {}

@@ -28,7 +28,7 @@ mod sync_scheduler;
 pub use channel::ChannelStats;
 pub use durability::{LossEvent, UnsyncedStatus};
 pub use fs::RemoteFs;
-pub use leases::LeaseWish;
+pub use leases::{LeaseMemoryStatus, LeaseWish};
 pub use memory::SessionMemory;
 pub use open_ahead::OpenAheadStats;
 pub use session::{ClientOptions, ClientSession, ConnectError, SessionStatus};

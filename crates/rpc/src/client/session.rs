@@ -14,7 +14,7 @@ use crate::auth::Key;
 use crate::client::adaptive_choice::AdaptiveChoice;
 use crate::client::channel::{Channel, ChannelStats};
 use crate::client::durability::UnsyncedStatus;
-use crate::client::leases::LeaseWish;
+use crate::client::leases::{LeaseMemoryStatus, LeaseWish};
 use crate::client::link::{Link, ServerEnd};
 use crate::client::memory::SessionMemory;
 use crate::client::open_ahead::OpenAheadStats;
@@ -205,6 +205,8 @@ pub struct SessionStatus {
     pub unsynced: UnsyncedStatus,
     /// Files opened at their lookup.
     pub open_ahead: OpenAheadStats,
+    /// Answers that the server leases; none if the session wants no leases.
+    pub leases: Option<LeaseMemoryStatus>,
 }
 
 thread_local! {
@@ -458,6 +460,7 @@ impl ClientSession {
             channels: channels.iter().map(|channel| channel.stats()).collect(),
             unsynced: self.link.unsynced.status(),
             open_ahead: self.link.open_ahead.stats(),
+            leases: self.link.leases.status(),
         }
     }
 

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use dray_core::{
-    FileId, FindJobs, HearChanges, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow, RequestId,
-    SessionControl, Stack,
+    Attr, FileId, FindJobs, HearChanges, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow,
+    RequestId, SessionControl, Stack,
 };
 
 use super::directory::OwnDirectory;
@@ -90,6 +90,10 @@ impl SessionControl for OwnDisksSession {
 
     /// Sessions with several servers have no leases.
     fn hear_recalls_by(&self, _: HearRecalls) {}
+
+    fn leased_attributes(&self, _: FileId) -> Option<Attr> {
+        None
+    }
 
     fn find_jobs_by(&self, find: FindJobs) {
         let find = Arc::new(find);

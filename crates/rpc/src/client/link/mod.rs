@@ -7,6 +7,7 @@ mod connecting;
 mod handshake;
 pub(crate) mod jobs;
 pub(crate) mod outage;
+mod recalls;
 mod reestablish;
 mod release;
 mod server_identity;
@@ -26,7 +27,7 @@ use self::jobs::JobFinder;
 use self::reestablish::ReestablishQueue;
 use self::server_identity::ServerIdentity;
 pub(crate) use self::server_identity::SessionState;
-use crate::client::channel::Channel;
+use crate::client::channel::{ChangeNotes, Channel};
 use crate::client::durability::{MappedSegments, SegmentSource, UnsyncedLog};
 use crate::client::holdings::closes::CloseMemory;
 use crate::client::holdings::files::OpenFiles;
@@ -108,6 +109,7 @@ impl Link {
         let first_handle = OWN_NUMBER | ((process << PROCESS_SHIFT) & !OWN_NUMBER);
         let (mut server, replay_bytes) = (ServerIdentity::default(), options.replay_bytes);
         let inherited = memory.session().is_some();
+        let leases = LeasedAnswers::new(options.leases, inherited);
         // Registered memory would come in here.
         let kept_data: Box<dyn SegmentSource> = match &options.group {
             Some(group) => Box::new(group.segments()),
@@ -138,7 +140,7 @@ impl Link {
             first_handle,
             jobs: JobFinder::default(),
             changes: ChangeListener::default(),
-            leases: LeasedAnswers::default(),
+            leases,
             node,
             server: Mutex::new(server),
             leaving: AtomicBool::new(false),
@@ -176,6 +178,7 @@ impl Link {
             return;
         }
         self.options.group.iter().for_each(|group| group.end_all(why));
+        self.leases.end();
         let target = self.addresses.target();
         match why {
             ServerEnd::Evicted => log::error!(
@@ -196,6 +199,7 @@ impl Link {
         if self.ended.set(why).is_err() {
             return;
         }
+        self.leases.end();
         if let Some(channel) = self.first.get().and_then(Weak::upgrade) {
             channel.notify(NotifyHead::GOODBYE, 0); // without a connection the lease ends it
             channel.end_by_server(why);
@@ -257,9 +261,10 @@ impl Link {
     }
 
     pub(crate) fn new_channel(&self) -> Arc<Channel> {
-        let rights = self.open_ahead.rights().clone();
+        let (rights, leases) = (self.open_ahead.rights().clone(), self.leases.clone());
+        let notes = ChangeNotes { rights, leases };
         let session = self.server().session;
-        Channel::new(self.options.timeout, self.closing.clone(), rights, session)
+        Channel::new(self.options.timeout, self.closing.clone(), notes, session)
     }
 
     /// A replay with this epoch of the server is to begin on `channel`. A replay with an earlier

@@ -72,6 +72,13 @@ impl Reexecution {
         self.grants.iter_mut().find(|grant| grant.file() == file)
     }
 
+    /// The files of which it may change any: those that it has grants of, and the one that it was
+    /// answered to have changed.
+    pub(crate) fn files(&self) -> impl Iterator<Item = FileId> {
+        let answered = self.answered.iter().filter_map(|answered| answered.answer.file());
+        self.grants.iter().map(RangeGrant::file).chain(answered)
+    }
+
     /// The stamp of the data that it writes.
     pub(crate) fn stamp(&self) -> Option<u64> {
         self.grants.iter().find_map(RangeGrant::stamp)
