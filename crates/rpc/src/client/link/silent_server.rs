@@ -1,5 +1,5 @@
-//! A server whose part another one may take over: its process is stopped, or its machine is without power, and
-//! the connection to it does not break.
+//! A server whose part another one may take over, and whose connections do not break. Its process is stopped,
+//! or its machine is without power.
 //!
 //! While calls wait and nothing comes, the server is asked whether it is there. A file system below that
 //! hangs does not keep a server from answering. If it says nothing, the other server is asked whether that
@@ -29,7 +29,7 @@ const PROBE_AFTER: Duration = Duration::from_secs(1);
 const PROBE_AFTER_LAST: Duration = Duration::from_secs(3);
 /// The same while no call waits, where locks are held: a third of the lease that servers give by default.
 const PROBE_HOLDER_AFTER: Duration = Duration::from_secs(20);
-/// It answers within this time.
+/// A server that is there answers within this time.
 const PRESENT_MAX: Duration = Duration::from_secs(1);
 /// Between questions to the other server; longer each time.
 const ASK_AGAIN: Duration = Duration::from_millis(500);

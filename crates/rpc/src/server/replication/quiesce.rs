@@ -12,7 +12,7 @@ use super::membership::{PageCacheId, Revision, SliceState};
 use super::slice::{Deposed, LOOK_EVERY, Leading, SliceServer, race};
 
 impl SliceServer {
-    /// Which of an administrator's requests ([`Membership::quiesced`]) has been carried out: of this slice
+    /// Which of an administrator's requests ([`Membership::quiesced`]) has been carried out. Of this slice
     /// no call is in the file system at this server, and none begins. What was written through a server
     /// that served the slice is on media.
     ///
