@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use crate::control::{CallKind, Order, Reply};
-use crate::records::{self, DrainRecord, QuiesceRecord, SliceRecord};
+use crate::records::{self, DrainRecord, QuiesceRecord, QuietRecord, SliceRecord};
 use crate::shared::Shared;
 
 /// Calls of one slice that may wait. A server has a few under way.
@@ -52,6 +52,9 @@ pub(crate) async fn take_orders(
             }
             CallKind::Quiesce(quiesced) => {
                 tokio::spawn(answer(reply, quiesce(shared.clone(), quiesced)));
+            }
+            CallKind::Quiet(asked) => {
+                tokio::spawn(answer(reply, quiet(shared.clone(), asked)));
             }
             CallKind::Leave => return Some(reply),
         }
@@ -119,9 +122,21 @@ async fn quiesce(shared: Arc<Shared>, quiesced: bool) -> io::Result<()> {
     }
     let (by, since) = (shared.options.server.clone(), dray_rt::wall_clock().as_secs());
     let record = records::written(QuiesceRecord { by, since });
-    by_client(&shared, |client| async move { client.kv_client().put(key, record, None).await })
-        .await
-        .map(drop)
+    // A mark that is there already stays, with what servers have done for it.
+    let absent = Compare::create_revision(&*key, CompareOp::Equal, 0);
+    let txn = Txn::new().when([absent]).and_then([TxnOp::put(key, record, None)]);
+    by_client(&shared, |client| async move { client.kv_client().txn(txn).await }).await.map(drop)
+}
+
+/// It goes with the lease of this server.
+async fn quiet(shared: Arc<Shared>, Revision(quiesced): Revision) -> io::Result<()> {
+    let key = shared.keys.quiet(shared.options.me);
+    let lease = shared.lease_id().ok_or(io::ErrorKind::NotConnected)?;
+    let record = records::written(QuietRecord { quiesced });
+    let put = |client: Client| async move {
+        client.kv_client().put(key, record, Some(PutOptions::new().with_lease(lease))).await
+    };
+    by_client(&shared, put).await.map(drop)
 }
 
 /// A value of a slice's key.

@@ -33,6 +33,7 @@ pub(crate) enum CallKind {
     Change(String, SliceChange),
     Drain(ServerNumber, bool),
     Quiesce(bool),
+    Quiet(Revision),
     Leave,
 }
 

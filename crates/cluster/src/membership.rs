@@ -73,6 +73,11 @@ impl EtcdMembership {
         }
     }
 
+    /// The name of the projection.
+    pub fn projection(&self) -> &str {
+        &self.shared.options.projection
+    }
+
     /// What has been heard.
     pub fn view(&self) -> ClusterView {
         self.shared.view().clone()
@@ -95,6 +100,12 @@ impl EtcdMembership {
     /// Has new calls wait at all servers, or go on. Errors: as for [`EtcdMembership::set_drained`].
     pub async fn set_quiesced(&self, quiesced: bool) -> io::Result<()> {
         self.order(CallKind::Quiesce(quiesced)).await.and_then(Reply::done)
+    }
+
+    /// At this server no call is under way, as was asked for by the mark of that revision. Others hear it as
+    /// long as this server is there. Errors: etcd is out of reach; it may be done all the same.
+    pub async fn note_quiet(&self, asked: Revision) -> io::Result<()> {
+        self.order(CallKind::Quiet(asked)).await.and_then(Reply::done)
     }
 
     /// Ends the lease here and in etcd, so that others need not wait for its end. This server must serve
@@ -126,6 +137,10 @@ impl Membership for EtcdMembership {
 
     fn is_drained(&self, server: ServerNumber) -> bool {
         self.shared.view().drained.contains(&server)
+    }
+
+    fn quiesced(&self) -> Option<Revision> {
+        self.shared.view().quiesced.as_ref().map(|(_, revision)| *revision)
     }
 
     fn slice<'a>(&'a self, name: &'a str) -> Fut<'a, io::Result<Option<(SliceState, Revision)>>> {

@@ -29,6 +29,7 @@ mod output;
 mod paths;
 mod projection;
 mod qos;
+mod quiesce;
 mod run_file;
 mod sandbox;
 mod serve;
@@ -75,6 +76,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Status(args) => status::run(&args),
         Command::Evict(args) => evict::run(&args),
         Command::Drain(args) => drain::run(&args),
+        Command::Quiesce(args) => quiesce::run(&args),
         Command::Cache { command } => cache::run(&command),
         Command::Accept(args) => accept::run(&args),
         Command::Audit(args) => audit::run(&args),

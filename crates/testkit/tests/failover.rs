@@ -161,6 +161,7 @@ impl Site {
                 counts_on_one_user: false,
                 leases: LeaseWish::No,
                 definition: 0,
+                group: None,
             };
             let memory = SessionMemory::heap();
             memory.set_node(node);

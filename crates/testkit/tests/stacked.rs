@@ -62,6 +62,7 @@ impl Client {
             counts_on_one_user: false,
             leases: LeaseWish::No,
             definition: 0,
+            group: None,
         };
         let connector = network.connector_from(from, to);
         let session = ClientSession::connect(connector, options, memory).await.expect("a session");

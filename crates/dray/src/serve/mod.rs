@@ -487,6 +487,9 @@ async fn answer_control(question: &str, report: &ServerReport) -> serde_json::Va
         (word @ ("drain" | "undrain" | "drained"), who) => {
             slices::administration::answer(&report.slices, word, who).await
         }
+        (word @ ("quiesce" | "resume" | "quiet"), projection) => {
+            slices::administration::answer_quiesce(&report.slices, word, projection).await
+        }
         (word, _) => control::refusal(&format!("unknown question `{word}`")),
     }
 }

@@ -187,6 +187,11 @@ impl NotifyHead {
     /// From the client: it has dropped all that the recall with the number that follows, eight
     /// bytes, asked back.
     pub const RECALLED: u8 = 14;
+    /// From the client: is the server there? It answers with [`NotifyHead::PRESENT`]. That takes no tag, since
+    /// all may be taken by calls that a file system does not answer.
+    pub const PROBE: u8 = 15;
+    /// From the server: the answer to [`NotifyHead::PROBE`].
+    pub const PRESENT: u8 = 16;
 
     /// Appends kind and head.
     pub fn put_message(&self, out: &mut Vec<u8>) {

@@ -55,6 +55,7 @@ pub fn client_options() -> ClientOptions {
         counts_on_one_user: false,
         leases: LeaseWish::No,
         definition: 0,
+        group: None,
     }
 }
 

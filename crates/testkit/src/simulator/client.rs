@@ -101,6 +101,7 @@ impl SimClient {
             counts_on_one_user: false,
             leases: if leases { LEASES } else { LeaseWish::No },
             definition: 0,
+            group: None,
         };
         loop {
             let servers = SERVERS.map(|server| network.connector_from(name, server));

@@ -159,19 +159,6 @@ impl ProjectionSlices {
         self.running().map_or_else(Vec::new, |running| running.slices().cloned().collect())
     }
 
-    /// For the status: who serves what, as far as this server has a part in it.
-    pub fn json(&self) -> Vec<serde_json::Value> {
-        let one = |served: &Arc<ServedSlice>| {
-            serde_json::json!({
-                "name": served.name(),
-                "is_home": served.slice.is_home(),
-                "is_primary": served.slice.is_primary(),
-                "in_step_s": served.slice.ready_to_hand_over().map(|time| time.as_secs_f64()),
-            })
-        };
-        self.slices().iter().map(one).collect()
-    }
-
     /// Where the servers agree on who serves what, once the slices have begun.
     pub fn membership(&self) -> Option<Arc<EtcdMembership>> {
         Some(self.running()?.membership.clone())

@@ -171,6 +171,7 @@ impl State {
     /// go before it ([`super::resend`]).
     pub(super) fn send(&mut self, tag: u32) {
         let Some(connection) = self.connection.clone() else { return };
+        self.watcher.take().into_iter().for_each(Waker::wake);
         if self.waits_for_closes(self.calls[tag as usize].number) {
             return;
         }

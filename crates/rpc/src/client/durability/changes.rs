@@ -8,7 +8,8 @@ use super::copies::DataCopy;
 use super::file_changes::{CHANGE_BYTES, FileChanges};
 use super::{
     Change, Confirmation, DurableStamp, ExpectedName, FILES_MAX, FileChange, InheritedChanges,
-    KeptChange, NameChange, SYNCED_FILES_MAX, State, Ticket, URGENT_PART, UnsyncedLog, Writer,
+    KeptChange, NameChange, SCARCE_PART, SYNCED_FILES_MAX, State, Ticket, URGENT_PART, UnsyncedLog,
+    Writer,
 };
 
 /// The treatment of a change.
@@ -79,7 +80,9 @@ impl UnsyncedLog {
     }
 
     fn is_urgent(&self, state: &State) -> bool {
-        state.kept_bytes > self.limit_bytes / URGENT_PART
+        let much_bytes = self.limit_bytes / URGENT_PART;
+        state.kept_bytes > much_bytes
+            || state.kept_bytes > much_bytes / SCARCE_PART && self.copies.is_scarce()
     }
 
     /// The treatment of a change, by its kind and by the room that is left. The data are copied

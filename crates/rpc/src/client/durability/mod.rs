@@ -73,7 +73,7 @@ pub(crate) use changes::SyncedFor;
 pub(crate) use file_changes::{KeptChange, changes_of};
 pub use losses::{LossEvent, UnsyncedStatus};
 pub(crate) use name_changes::ExpectedName;
-pub(crate) use segments::{MappedSegments, SegmentSource};
+pub(crate) use segments::{LimitedSegments, MappedSegments, SegmentLimit, SegmentSource};
 pub(crate) use sync_requests::{SYNC_AFTER, SyncPacing, SyncReason};
 
 /// Files with changes at most. Of further files the log knows only that there are some.
@@ -83,6 +83,8 @@ const SYNCED_FILES_MAX: usize = 65_536;
 /// A sync is urgent when one part in so many of the room is used. Then as much again, and more, is
 /// free for changes while the sync lasts.
 const URGENT_PART: u64 = 4;
+/// It is urgent at one part in so many of that, where other sessions leave little memory.
+const SCARCE_PART: u64 = 8;
 
 /// All changes of one mount that may not be on media.
 pub(crate) struct UnsyncedLog {

@@ -1,9 +1,11 @@
 //! Tests of which changes are kept, which are only noted, and when memory goes back.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dray_core::{Context, Errno, Op};
 
+use super::segments::SEGMENT_BYTES;
 use super::sync_requests::trim_heap;
 use super::*;
 
@@ -292,4 +294,22 @@ fn what_a_failed_sync_left_out_is_kept_until_it_is_known() {
     log.lock().sync_failed = false;
     log.durable_up_to(10, None, SyncedFor::ThisClient);
     assert_eq!(log.status().kept_bytes, 0);
+}
+
+/// A mount of a projection with failover kept 64 MiB for each slice that it used.
+// proves: P205
+#[test]
+fn logs_that_share_memory_keep_as_much_as_one() {
+    let limit = Arc::new(SegmentLimit::of(SEGMENT_BYTES as u64));
+    let source = || LimitedSegments::new(limit.clone());
+    let (one, other) = (source(), source());
+    let first = one.segment(true).expect("there is memory");
+    assert!(!one.is_scarce() && !other.is_scarce());
+    let second = other.segment(true).expect("there is a second one for what is unused");
+    assert!(one.is_scarce() && other.is_scarce());
+    assert!(one.segment(false).is_none() && other.segment(false).is_none());
+    drop(first);
+    let third = other.segment(false).expect("it was given back");
+    drop((second, third));
+    assert!(!one.is_scarce());
 }

@@ -632,6 +632,7 @@ mod tests {
             counts_on_one_user: false,
             leases: LeaseWish::No,
             definition: 0,
+            group: None,
         };
         let mounted = Mount::connect(network.connector("s"), options, SessionMemory::heap()).await;
         RemoteFs::new(mounted.unwrap())

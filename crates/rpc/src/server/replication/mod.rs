@@ -12,6 +12,7 @@ mod journal;
 mod lease;
 mod link;
 mod membership;
+mod quiesce;
 mod registry;
 mod replica;
 mod slice;

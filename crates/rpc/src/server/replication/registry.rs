@@ -126,6 +126,10 @@ impl Membership for RegistryMember {
         false
     }
 
+    fn quiesced(&self) -> Option<Revision> {
+        None
+    }
+
     fn slice<'a>(&'a self, name: &'a str) -> Fut<'a, io::Result<Option<(SliceState, Revision)>>> {
         Box::pin(self.call(|state| state.slices.get(name).copied()))
     }
