@@ -19,6 +19,7 @@ step_format() {
 step_lint() {
     component clippy clippy
     lint_scripts
+    lint_test_files
     script/promises --check
     script/prose --check
     cargo clippy --workspace --all-targets --locked -- -D warnings
@@ -43,6 +44,21 @@ lint_scripts() {
     # Git is not asked: it need not be there, and does not speak to everybody who runs this.
     find script -type f \( -name '*.sh' -o ! -name '*.*' \) -print0 | xargs -0 shellcheck
     shellcheck packaging/debian/*
+}
+
+# lint_test_files: who adds a test file beside a main.rs and does not name it there would have a test
+# that nobody compiles.
+lint_test_files() {
+    local main module lost=
+    for main in {crates/*,benches}/tests/*/main.rs; do
+        [ -e "$main" ] || continue
+        while read -r module; do
+            grep -qx "mod $module;" "$main" || { echo "$main lacks \`mod $module;\`"; lost=yes; }
+        done < <(cd "$(dirname "$main")" && find . -maxdepth 2 \
+            \( -path './*/mod.rs' -o ! -path './*/*' -name '*.rs' ! -name main.rs \) -printf '%P\n' |
+            sed 's,/mod\.rs$,,; s,\.rs$,,')
+    done
+    [ -z "$lost" ]
 }
 
 step_deny() { script/deny; }

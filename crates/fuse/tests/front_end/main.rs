@@ -1,0 +1,14 @@
+//! The FUSE front end on the real kernel. Most of these tests need root.
+
+mod adoption;
+mod common;
+mod decode;
+mod handles;
+mod listing;
+mod locks;
+mod mapping;
+mod mount;
+mod removed;
+mod spares;
+mod validity;
+mod workers;
