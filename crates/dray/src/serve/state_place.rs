@@ -83,7 +83,7 @@ fn wanted(exports: &[ExportPlan]) -> Vec<Wanted> {
     exports.zip(plain).map(one).collect()
 }
 
-/// Those below `base`, and `base` itself, that know any of the wanted exports. The one that knows
+/// State directories below `base`, and `base` itself, that know any of the wanted exports. The one that knows
 /// most comes first, then the one that was used last.
 fn candidates(base: &Path, wanted: &[Wanted]) -> Vec<Candidate> {
     let entries = std::fs::read_dir(base).into_iter().flatten().flatten();

@@ -36,7 +36,7 @@ pub(super) struct RunPlan {
     pub(super) cut_every: Option<Duration>,
     /// When a client crashes.
     pub(super) crash_after: Option<Duration>,
-    /// It does not crash then: the administrator has it go. See [`RunPlan::evicts`].
+    /// The client does not crash then: the administrator evicts it. See [`RunPlan::evicts`].
     pub(super) evict: bool,
     /// The server reads ahead and merges writes.
     pub(super) merges: bool,

@@ -93,7 +93,7 @@ pub enum WorkloadKind {
 }
 
 impl WorkloadKind {
-    /// Those that seeds choose from.
+    /// The kinds that seeds choose from.
     pub const ALL: [WorkloadKind; 14] = [
         WorkloadKind::Append,
         WorkloadKind::Counter,
