@@ -20,6 +20,7 @@ step_lint() {
     component clippy clippy
     lint_scripts
     lint_test_files
+    python3 script/lib/type_names.py .
     script/promises --check
     script/prose --check
     cargo clippy --workspace --all-targets --locked -- -D warnings

@@ -10,8 +10,8 @@ use etcd_client::{
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::join::{self, JoinRefusal, Joined};
-use crate::shared::{Phase, Shared};
-use crate::view::Entry;
+use crate::shared::{ClusterShared, JoinPhase};
+use crate::view::EtcdEntry;
 
 /// Why a connection is given up.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl From<Error> for Lost {
 
 /// Limits a call to the time that a member of etcd has for it.
 async fn in_time<T>(
-    shared: &Shared,
+    shared: &ClusterShared,
     call: impl Future<Output = Result<T, Lost>>,
 ) -> Result<T, Lost> {
     let late = |_| Lost::because("no answer in time");
@@ -52,7 +52,11 @@ async fn in_time<T>(
 }
 
 /// Keeps the lease, or begins one, and hears what happens, until one of that fails.
-pub(crate) async fn serve(shared: &Shared, url: &str, client: Client) -> Result<Infallible, Lost> {
+pub(crate) async fn serve(
+    shared: &ClusterShared,
+    url: &str,
+    client: Client,
+) -> Result<Infallible, Lost> {
     let (keeper, answers) = match shared.lease_id() {
         Some(id) => in_time(shared, keeper_of(shared, &client, id)).await?,
         None => begin(shared, &client).await?,
@@ -61,9 +65,9 @@ pub(crate) async fn serve(shared: &Shared, url: &str, client: Client) -> Result<
     shared.change_view(|view| (view.etcd, view.trouble) = (Some(url.to_owned()), None));
     shared.client.send_replace(Some(client.clone()));
     shared.phase.send_if_modified(|phase| {
-        let first = !matches!(phase, Phase::Joined);
+        let first = !matches!(phase, JoinPhase::Joined);
         if first {
-            *phase = Phase::Joined;
+            *phase = JoinPhase::Joined;
         }
         first
     });
@@ -75,7 +79,7 @@ pub(crate) async fn serve(shared: &Shared, url: &str, client: Client) -> Result<
 
 /// Becomes a member by a new lease.
 async fn begin(
-    shared: &Shared,
+    shared: &ClusterShared,
     client: &Client,
 ) -> Result<(LeaseKeeper, LeaseKeepAliveStream), Lost> {
     let asked_s = i64::try_from(shared.options.ttl.as_secs()).unwrap_or(i64::MAX);
@@ -111,7 +115,7 @@ async fn begin(
 
 /// The first keepalive of a connection.
 async fn keeper_of(
-    shared: &Shared,
+    shared: &ClusterShared,
     client: &Client,
     lease: i64,
 ) -> Result<(LeaseKeeper, LeaseKeepAliveStream), Lost> {
@@ -130,7 +134,7 @@ async fn keeper_of(
 /// Says that this server is there, one keepalive at a time. So an answer is never taken for that of a
 /// keepalive that was sent later.
 async fn keep_alive(
-    shared: &Shared,
+    shared: &ClusterShared,
     mut keeper: LeaseKeeper,
     mut answers: LeaseKeepAliveStream,
 ) -> Result<Infallible, Lost> {
@@ -153,12 +157,12 @@ async fn keep_alive(
 }
 
 /// Everything as it is now. Answers its revision.
-async fn load(shared: &Shared, client: &Client) -> Result<i64, Lost> {
+async fn load(shared: &ClusterShared, client: &Client) -> Result<i64, Lost> {
     let prefix = Some(GetOptions::new().with_prefix());
     let all = client.kv_client().get(shared.keys.prefix(), prefix).await?;
     let revision = all.header().map_or(0, |header| header.revision());
     shared.change_view(|view| {
-        let entries = all.kvs().iter().map(|found| Entry {
+        let entries = all.kvs().iter().map(|found| EtcdEntry {
             key: found.key(),
             value: found.value(),
             revision: found.mod_revision().unsigned_abs(),
@@ -169,7 +173,7 @@ async fn load(shared: &Shared, client: &Client) -> Result<i64, Lost> {
 }
 
 /// Hears all that happens.
-async fn hear(shared: &Shared, client: &Client) -> Result<Infallible, Lost> {
+async fn hear(shared: &ClusterShared, client: &Client) -> Result<Infallible, Lost> {
     let revision = in_time(shared, load(shared, client)).await?;
     let options = WatchOptions::new().with_prefix().with_start_revision(revision + 1);
     let watching =
@@ -191,7 +195,7 @@ async fn hear(shared: &Shared, client: &Client) -> Result<Infallible, Lost> {
                 match event.event_type() {
                     EventType::Put => {
                         let (key, value) = (found.key(), found.value());
-                        view.put(&shared.keys, &Entry { key, value, revision });
+                        view.put(&shared.keys, &EtcdEntry { key, value, revision });
                         is_gone &= found.key() != mine.as_bytes();
                     }
                     EventType::Delete => {

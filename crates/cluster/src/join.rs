@@ -10,7 +10,7 @@ use etcd_client::{
 use crate::connection::Lost;
 use crate::keys::end_of;
 use crate::records::{self, DefinitionRecord, MemberRecord};
-use crate::shared::Shared;
+use crate::shared::ClusterShared;
 
 /// Why a server cannot be a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +41,11 @@ pub(crate) enum Joined {
 }
 
 /// Makes this server a member by the lease, which has to be alive.
-pub(crate) async fn join(shared: &Shared, client: &Client, lease: i64) -> Result<Joined, Lost> {
+pub(crate) async fn join(
+    shared: &ClusterShared,
+    client: &Client,
+    lease: i64,
+) -> Result<Joined, Lost> {
     let found = Found::read(shared, client).await?;
     if let Some(outcome) = found.obstacle(shared) {
         return Ok(outcome);
@@ -64,7 +68,7 @@ struct Found {
 }
 
 impl Found {
-    async fn read(shared: &Shared, client: &Client) -> Result<Found, Lost> {
+    async fn read(shared: &ClusterShared, client: &Client) -> Result<Found, Lost> {
         let keys = &shared.keys;
         let prefix = Some(GetOptions::new().with_prefix());
         let gets = [TxnOp::get(keys.definition(), None), TxnOp::get(keys.members(), prefix)];
@@ -76,7 +80,11 @@ impl Found {
         Found::of(shared, definition, members)
     }
 
-    fn of(shared: &Shared, definition: &GetResponse, members: &GetResponse) -> Result<Found, Lost> {
+    fn of(
+        shared: &ClusterShared,
+        definition: &GetResponse,
+        members: &GetResponse,
+    ) -> Result<Found, Lost> {
         let definition = match definition.kvs().first() {
             None => None,
             Some(found) => {
@@ -97,7 +105,7 @@ impl Found {
     }
 
     /// What keeps this server from joining now.
-    fn obstacle(&self, shared: &Shared) -> Option<Joined> {
+    fn obstacle(&self, shared: &ClusterShared) -> Option<Joined> {
         let options = &shared.options;
         if let Some((other, _)) = self.own.as_ref().filter(|(own, _)| own.holder != options.holder)
         {
@@ -123,7 +131,7 @@ impl Found {
 
     /// Becomes a member if all is as it was found. Where the definition is another one, nobody is there
     /// who has it: it is replaced, and what it called slices is forgotten.
-    fn transaction(&self, shared: &Shared, lease: i64) -> Txn {
+    fn transaction(&self, shared: &ClusterShared, lease: i64) -> Txn {
         let (keys, options) = (&shared.keys, &shared.options);
         let mine = keys.member(options.me);
         let revision = |found: Option<i64>| found.unwrap_or(0); // as etcd compares what is not there
@@ -160,7 +168,7 @@ fn by(lease: i64) -> Option<PutOptions> {
     Some(PutOptions::new().with_lease(lease))
 }
 
-fn fingerprint(shared: &Shared) -> String {
+fn fingerprint(shared: &ClusterShared) -> String {
     format!("{:016x}", shared.options.fingerprint)
 }
 

@@ -8,8 +8,8 @@ use dray_rt::Instant;
 
 use super::core::later;
 use super::figures::{add, take};
-use super::file_state::{FileState, Parts, is_older};
-use super::streams::{Pattern, Reader};
+use super::file_state::{AggregatedFileState, Parts, is_older};
+use super::streams::{ReadPattern, Reader};
 use super::{AGE_MAX, BLOCK_BYTES};
 
 /// Reads of a stream after which the next window is read before it is asked for.
@@ -22,7 +22,7 @@ const STRIDES_AHEAD: u64 = 4;
 pub(super) const READ_MAX_BYTES: usize = BLOCK_BYTES / 2;
 
 /// A part of a file that was read ahead, or is being read.
-pub(super) struct Window {
+pub(super) struct ReadAheadWindow {
     serial: u64,
     at: u64,
     len_bytes: usize,
@@ -34,7 +34,7 @@ pub(super) struct Window {
     _place: Reservation,
 }
 
-impl Window {
+impl ReadAheadWindow {
     fn end(&self) -> u64 {
         self.at.saturating_add(self.len_bytes as u64)
     }
@@ -76,12 +76,12 @@ impl Wanted<'_> {
     }
 }
 
-impl FileState {
+impl AggregatedFileState {
     /// The bytes of a read, if it is part of a stream that is read ahead. They are never fewer than
     /// wanted: the file system below is asked where the file ends.
     pub(super) async fn read_ahead(self: &Arc<Self>, wanted: &Wanted<'_>) -> Option<Buf> {
         let pattern = self.parts().streams.note(wanted.reader, wanted.at, wanted.len_bytes as u64);
-        if pattern == Pattern::None {
+        if pattern == ReadPattern::None {
             return None;
         }
         match self.find(wanted) {
@@ -104,7 +104,8 @@ impl FileState {
 
     fn find(&self, wanted: &Wanted<'_>) -> Found {
         let mut parts = self.parts();
-        let whole = |window: &&mut Window| window.at <= wanted.at && wanted.end() <= window.end();
+        let whole =
+            |window: &&mut ReadAheadWindow| window.at <= wanted.at && wanted.end() <= window.end();
         let Some(window) = parts.windows.iter_mut().find(whole) else { return Found::Nowhere };
         let Some(data) = &window.data else { return Found::Coming };
         let start = (wanted.at - window.at) as usize;
@@ -119,25 +120,25 @@ impl FileState {
     }
 
     async fn wait_for(&self, wanted: &Wanted<'_>) {
-        let coming = |window: &Window| {
+        let coming = |window: &ReadAheadWindow| {
             window.data.is_none() && window.at <= wanted.at && wanted.end() <= window.end()
         };
         self.wait_until(|parts| !parts.windows.iter().any(coming)).await;
     }
 
     /// A window for a read that finds none. None: it gains nothing, or there is no memory.
-    fn begin_fetch(self: &Arc<Self>, wanted: &Wanted<'_>, pattern: Pattern) -> Option<Fetch> {
+    fn begin_fetch(self: &Arc<Self>, wanted: &Wanted<'_>, pattern: ReadPattern) -> Option<Fetch> {
         match pattern {
-            Pattern::Sequential { .. } => {
+            ReadPattern::Sequential { .. } => {
                 let len_bytes = to_boundary(wanted.at, wanted.len_bytes);
                 self.begin_window(wanted.cx, wanted.at, len_bytes, true)
             }
             // The piece itself is asked for as it is.
-            Pattern::Strided { .. } => {
+            ReadPattern::Strided { .. } => {
                 self.go_on_ahead(wanted, pattern);
                 None
             }
-            Pattern::None => None,
+            ReadPattern::None => None,
         }
     }
 
@@ -164,7 +165,7 @@ impl FileState {
         }
         let mut place = self.core.windows.take(cx.taker()).ok();
         if place.is_none() {
-            let goes = |one: &&Window| one.data.is_some() && (eager || one.is_read);
+            let goes = |one: &&ReadAheadWindow| one.data.is_some() && (eager || one.is_read);
             let oldest = parts.windows.iter().filter(goes);
             let oldest = oldest.min_by_key(|one| one.serial)?.serial;
             self.remove(&mut parts, |one| one.serial == oldest);
@@ -174,7 +175,7 @@ impl FileState {
         parts.serial += 1;
         let serial = parts.serial;
         let begun = dray_rt::now();
-        parts.windows.push(Window {
+        parts.windows.push(ReadAheadWindow {
             serial,
             at,
             len_bytes,
@@ -212,14 +213,14 @@ impl FileState {
     }
 
     /// Reads on in the background, where a stream is about to come.
-    fn go_on_ahead(self: &Arc<Self>, wanted: &Wanted<'_>, pattern: Pattern) {
+    fn go_on_ahead(self: &Arc<Self>, wanted: &Wanted<'_>, pattern: ReadPattern) {
         match pattern {
-            Pattern::Sequential { run } if run >= AHEAD_FROM_RUN => {
+            ReadPattern::Sequential { run } if run >= AHEAD_FROM_RUN => {
                 if let Some(next) = self.next_window(wanted) {
                     self.fetch_later(wanted, next, BLOCK_BYTES);
                 }
             }
-            Pattern::Strided { stride_bytes } => {
+            ReadPattern::Strided { stride_bytes } => {
                 for step in 1..=STRIDES_AHEAD {
                     let distance = stride_bytes.saturating_mul(step);
                     if let Some(at) = wanted.at.checked_add(distance) {
@@ -227,14 +228,14 @@ impl FileState {
                     }
                 }
             }
-            Pattern::Sequential { .. } | Pattern::None => {}
+            ReadPattern::Sequential { .. } | ReadPattern::None => {}
         }
     }
 
     /// Where the window begins that follows the one of this read; none: the file ends before.
     fn next_window(&self, wanted: &Wanted<'_>) -> Option<u64> {
         let parts = self.parts();
-        let whole = |one: &&Window| one.at <= wanted.at && wanted.end() <= one.end();
+        let whole = |one: &&ReadAheadWindow| one.at <= wanted.at && wanted.end() <= one.end();
         let window = parts.windows.iter().find(whole)?;
         let full = window.data.as_ref().is_some_and(|data| data.len() == window.len_bytes);
         full.then(|| window.end())
@@ -246,7 +247,7 @@ impl FileState {
         dray_rt::spawn(async move { state.fetch(&file, &cx, fetch).await });
     }
 
-    fn remove(&self, parts: &mut Parts, goes: impl Fn(&Window) -> bool) {
+    fn remove(&self, parts: &mut Parts, goes: impl Fn(&ReadAheadWindow) -> bool) {
         parts.windows.retain(|window| {
             let gone = goes(window);
             if let Some(data) = window.data.as_ref().filter(|_| gone) {
@@ -288,7 +289,7 @@ fn to_boundary(at: u64, least_bytes: usize) -> usize {
 
 /// A window that is being read. It is not waited for when its reader has failed or was dropped.
 struct Fetching<'a> {
-    state: &'a FileState,
+    state: &'a AggregatedFileState,
     serial: u64,
 }
 

@@ -10,16 +10,16 @@ use dray_core::{
 };
 
 use super::ahead::{READ_MAX_BYTES, Wanted};
-use super::core::Core;
+use super::core::AggregateCore;
 use super::figures::add;
-use super::file_state::FileState;
+use super::file_state::AggregatedFileState;
 use super::late_errors::Heard;
 use super::pending::{OFFSET_MAX, SmallWrite, WRITE_MAX_BYTES};
 use super::streams::Reader;
 
 /// A file open at a client.
 pub(super) struct AggregatedFile {
-    state: Arc<FileState>,
+    state: Arc<AggregatedFileState>,
     inner: Arc<dyn OpenFile>,
     how: OpenHow,
     reader: Reader,
@@ -31,7 +31,7 @@ pub(super) struct AggregatedFile {
 
 impl AggregatedFile {
     pub(super) fn shared(
-        core: &Arc<Core>,
+        core: &Arc<AggregateCore>,
         inner: Arc<dyn OpenFile>,
         how: OpenHow,
     ) -> Arc<dyn OpenFile> {

@@ -4,7 +4,7 @@ use std::task::Waker;
 
 use dray_core::{Buf, BufMut, Errno, RequestId};
 
-use super::identities::Caller;
+use super::identities::CallerAtNode;
 use super::tags::TagClass;
 use super::{ConnectionEpoch, OutgoingCall, State};
 use crate::client::holdings::closes::PendingClose;
@@ -16,7 +16,7 @@ use crate::wire::{CallHead, NO_SLOT, ReplyHead, SessionChange};
 pub(super) struct PendingCall {
     pub(super) phase: Phase,
     pub(super) message: Vec<u8>,
-    pub(super) caller: Option<Caller>,
+    pub(super) caller: Option<CallerAtNode>,
     pub(super) data: Option<Buf>,
     pub(super) into: Option<BufMut>,
     /// The task that receives into that buffer, which it has meanwhile.
@@ -115,7 +115,7 @@ impl State {
     /// Sends a call that was begun in `session`.
     pub(super) fn ask(&mut self, tag: u32, ask: OutgoingCall<'_>, session: u64) {
         let (slot, sequence) = ask.slot.unwrap_or((NO_SLOT, 0));
-        let caller = Caller::of(ask.cx, self.node);
+        let caller = CallerAtNode::of(ask.cx, self.node);
         let identity = self.identities.index(&caller);
         let head = CallHead {
             op: ask.call.op(),
