@@ -18,8 +18,7 @@ from time import monotonic
 
 
 def programs(messages, without):
-    """(program, whether it is made of many files, directory of its package), those that wait longest
-    first."""
+    """(program, whether it is made of many files, directory of its package)."""
     found = []
     for line in messages:
         message = json.loads(line)
@@ -27,13 +26,9 @@ def programs(messages, without):
             continue
         target = message["target"]
         if message["executable"] and target["name"] not in without:
-            unit = target["kind"] != ["test"]
-            many = not unit and path.basename(target["src_path"]) == "main.rs"
-            found.append((unit, message["executable"], many, path.dirname(message["manifest_path"])))
-    # Cargo names a package after those that it uses: what starts whole servers and mounts comes
-    # last, and takes longest. Unit tests are done in a moment.
-    found.reverse()
-    return [one[1:] for one in sorted(found, key=lambda one: one[0])]
+            many = target["kind"] == ["test"] and path.basename(target["src_path"]) == "main.rs"
+            found.append((message["executable"], many, path.dirname(message["manifest_path"])))
+    return found
 
 
 def parts(program, many, package):
@@ -76,9 +71,11 @@ def run(command, program, arguments, package):
 
 def main():
     jobs, without, command = int(sys.argv[1]), sys.argv[2].split(","), sys.argv[3:]
-    every = [part for one in programs(sys.stdin, without) for part in parts(*one)]
-    if not every:
+    found = [parts(*one) for one in programs(sys.stdin, without)]
+    if not found:
         sys.exit("error: cargo named no test program")
+    # The program of most files starts whole servers and mounts, and waits most: it comes first.
+    every = [part for program in sorted(found, key=len, reverse=True) for part in program]
     passed = True
     with ThreadPoolExecutor(jobs) as pool:
         for done in as_completed([pool.submit(run, command, *one) for one in every]):
