@@ -22,6 +22,7 @@ mod hanging;
 mod held_back;
 mod inside;
 mod keyless;
+mod leases;
 mod limits;
 mod mappings;
 mod memory;

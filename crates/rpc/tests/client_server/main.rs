@@ -13,6 +13,8 @@ mod formats;
 mod given_up;
 mod giving_up;
 mod hostile;
+mod leased_answers;
+mod leases;
 mod lost_sessions;
 mod noting;
 mod open_ahead;

@@ -14,6 +14,7 @@ use crate::server::exactly_once::settle::Amend;
 use crate::server::exactly_once::slots::{Reexecution, Route, Verdict};
 use crate::server::exactly_once::{bytes, needs};
 use crate::server::execute::{self, Files, ShownOperand};
+use crate::server::leases::{LeaseChange, LeaseGrants, LeaseSince};
 use crate::server::open_ahead::PendingRightsChange;
 use crate::server::ranges::{RangeGrant, Span};
 use crate::server::reply::Reply;
@@ -22,7 +23,7 @@ use crate::server::service::Inner;
 use crate::server::session::{ServerSession, SlottedChange, UnslottedCall};
 use crate::server::status::RunningCall;
 use crate::wire::{
-    Call, CallHead, CallRow, Changes, FileRef, Input, NO_SLOT, OpRow, SessionChange, Stamp,
+    Breaks, Call, CallHead, CallRow, Changes, FileRef, Input, NO_SLOT, OpRow, SessionChange, Stamp,
 };
 
 /// A call from its arrival to its answer.
@@ -57,6 +58,8 @@ struct Gone;
 struct Executed {
     reply: Reply,
     grants: Option<Box<RangeGrants>>,
+    /// When it was carried out, if its answer may be leased.
+    since: Option<LeaseSince>,
 }
 
 /// The grants of a change, until the answer has been noted.
@@ -65,11 +68,12 @@ struct RangeGrants {
     _again: Option<Reexecution>,
     /// The grant of the bytes that a call writes, where it has no other grant of the file.
     _lone: Option<RangeGrant>,
+    leases: Option<Box<LeaseChange>>,
 }
 
 impl Executed {
     fn only(reply: Reply) -> Executed {
-        Executed { reply, grants: None }
+        Executed { reply, grants: None, since: None }
     }
 }
 
@@ -109,7 +113,8 @@ impl CallInHand {
             Err(Refused::Unheard) => return self.over(),
         };
         let Entered { again, _slotted } = entered;
-        let Executed { reply, grants } = self.execute(&call, data, again, changing.as_ref()).await;
+        let executed = self.execute(&call, data, again, changing.as_ref()).await;
+        let Executed { mut reply, grants, since } = executed;
         if self.session.export.is_lost() {
             // The call ends as if the server had died now: whether it was made is found out at the
             // next opening.
@@ -120,6 +125,11 @@ impl CallInHand {
             NO_SLOT => Some(self.route.clone()),
             _ => self.session.slots.done(slot, sequence, &reply),
         };
+        // Behind that: an answer that is asked for again says nothing that may have changed since.
+        if let Some(since) = since {
+            let change = grants.as_ref().and_then(|grants| grants.leases.as_deref());
+            self.lease(&call.row, since, change, &mut reply);
+        }
         drop((grants, changing));
         match route {
             Some(route) => self.answer(&route, reply),
@@ -251,12 +261,16 @@ impl CallInHand {
             Ok(files) => files,
             Err(error) => return Executed::only(Reply::failure(&error)),
         };
+        let mut leases = self.breaking(row, &files);
+        if let Some(waits) = leases.as_mut().and_then(|leases| leases.recall()) {
+            Box::pin(waits.wait()).await;
+        }
         let mut again = self.asked_again(again, row, &files);
         if let Some(answered) = again.as_mut().and_then(|again| again.answered.take()) {
             let of_call = (call, row, &files, data);
             let reply = self.make_answered(of_call, answered.answer).await;
-            let grants = RangeGrants { _plan: None, _again: again, _lone: None };
-            return Executed { reply, grants: Some(Box::new(grants)) };
+            let grants = RangeGrants { _plan: None, _again: again, _lone: None, leases };
+            return Executed { grants: Some(Box::new(grants)), ..Executed::only(reply) };
         }
         let amend = again.as_ref().and_then(|again| again.amend);
         if execute::is_to_be_made(&self.session, &self.cx, amend).await {
@@ -276,6 +290,14 @@ impl CallInHand {
                 Ok(plan) => plan,
                 Err(error) => return Executed::only(Reply::failure(&error)),
             };
+        }
+        if let Some(leases) = &mut leases {
+            let named = plan.iter().flat_map(|plan| plan.named).flatten();
+            let begun = again.iter().flat_map(|again| again.files());
+            named.chain(begun).for_each(|file| leases.attributes(file));
+            if let Some(waits) = leases.recall() {
+                Box::pin(waits.wait()).await;
+            }
         }
         let (server, session) = (&self.server, &self.session);
         if let Some(changing) = changing {
@@ -297,6 +319,8 @@ impl CallInHand {
         if changes && carried.is_none() {
             return Executed::only(Reply::failure(&self.cx.cancelled()));
         }
+        let table = session.export.lease_table.as_ref();
+        let since = table.zip(session.lease_holder()).map(|(table, holder)| table.since(holder));
         let mut reply = execute::execute(server, session, &self.cx, call, data, state).await;
         drop(carried);
         if amend.is_some_and(|amend| amend.made().is_some() || amend.put().is_some()) {
@@ -319,8 +343,42 @@ impl CallInHand {
         }
         dray_rt::step().await;
         let grants = (in_slot || lone.is_some())
-            .then(|| Box::new(RangeGrants { _plan: plan, _again: again, _lone: lone }));
-        Executed { reply, grants }
+            .then(|| Box::new(RangeGrants { _plan: plan, _again: again, _lone: lone, leases }));
+        Executed { reply, grants, since }
+    }
+
+    /// Marks what a change breaks of others' leases, as far as it is known before the change is
+    /// planned. Names are among it: nobody waits for a recall of names with a grant of ranges.
+    fn breaking(&self, row: &CallRow<'_>, files: &Files) -> Option<Box<LeaseChange>> {
+        let table = self.session.export.lease_table.as_ref()?;
+        if !row.changes.is_stamped() {
+            return None;
+        }
+        let mut change = LeaseChange::new(table, self.session.lease_holder());
+        let Breaks { names, attributes, rights } = row.breaks();
+        names.into_iter().flatten().for_each(|name| change.name(name));
+        if let Some(file) = rights.and_then(|file| files.id(file).ok()) {
+            change.rights(file);
+        } else if let Some(file) = attributes.and_then(|file| files.id(file).ok()) {
+            change.attributes(file);
+        }
+        Some(change)
+    }
+
+    /// Says in an answer what is leased with it.
+    fn lease(
+        &self,
+        row: &CallRow<'_>,
+        since: LeaseSince,
+        change: Option<&LeaseChange>,
+        reply: &mut Reply,
+    ) {
+        let export = &self.session.export;
+        let table = export.lease_table.as_ref().filter(|_| !export.recovery.running());
+        if let Some((table, holder)) = table.zip(self.session.lease_holder()) {
+            let grants = LeaseGrants::new(table, holder, since, change);
+            grants.answer(&self.session, (OpRow::of(self.head.op), row), reply);
+        }
     }
 
     /// Makes a change of data again that was answered so, and answers it.
@@ -523,7 +581,9 @@ mod tests {
     use dray_fabric::sim::Network;
 
     use super::*;
-    use crate::client::{ClientOptions, ClientSession as Mount, RemoteFs, SessionMemory};
+    use crate::client::{
+        ClientOptions, ClientSession as Mount, LeaseWish, RemoteFs, SessionMemory,
+    };
     use crate::server::journal::watched::{Watch, WatchedJournal};
     use crate::server::ranges::RangeTable;
     use crate::server::{Export, Server, ServerOptions};
@@ -563,6 +623,7 @@ mod tests {
             split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
             caches: false,
             counts_on_one_user: false,
+            leases: LeaseWish::No,
             definition: 0,
         };
         let mounted = Mount::connect(network.connector("s"), options, SessionMemory::heap()).await;
