@@ -125,16 +125,16 @@ async fn quiesce(shared: Arc<ClusterShared>, quiesced: bool) -> io::Result<()> {
 }
 
 /// A value of a slice's key.
-struct Found {
+struct StoredValue {
     value: Vec<u8>,
     revision: Revision,
 }
 
-impl Found {
-    fn of(answer: &GetResponse) -> Option<Found> {
+impl StoredValue {
+    fn of(answer: &GetResponse) -> Option<StoredValue> {
         let found = answer.kvs().first()?;
         let revision = Revision(found.mod_revision().unsigned_abs());
-        Some(Found { value: found.value().to_vec(), revision })
+        Some(StoredValue { value: found.value().to_vec(), revision })
     }
 
     fn state(&self) -> io::Result<(SliceState, Revision)> {
@@ -225,7 +225,7 @@ impl Slice {
             return Ok(true);
         }
         if let Some(TxnOpResponse::Get(found)) = answer.op_responses().first() {
-            self.heard(Found::of(found).and_then(|found| found.state().ok()));
+            self.heard(StoredValue::of(found).and_then(|found| found.state().ok()));
         }
         Ok(false)
     }
@@ -243,13 +243,13 @@ impl Slice {
     }
 
     /// As it is now.
-    async fn get(&self) -> io::Result<Option<Found>> {
+    async fn get(&self) -> io::Result<Option<StoredValue>> {
         let key = self.key.clone();
         let got =
             by_client(
                 &self.shared,
                 |client| async move { client.kv_client().get(key, None).await },
             );
-        Ok(Found::of(&got.await?))
+        Ok(StoredValue::of(&got.await?))
     }
 }

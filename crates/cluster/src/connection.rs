@@ -15,7 +15,7 @@ use crate::view::EtcdEntry;
 
 /// Why a connection is given up.
 #[derive(Debug)]
-pub(crate) enum Lost {
+pub(crate) enum MembershipLoss {
     /// The connection does not work, or etcd behind it.
     Connection(String),
     /// The lease is over.
@@ -26,18 +26,18 @@ pub(crate) enum Lost {
     Refused(JoinRefusal),
 }
 
-impl Lost {
-    pub(crate) fn because(why: impl fmt::Display) -> Lost {
-        Lost::Connection(why.to_string())
+impl MembershipLoss {
+    pub(crate) fn because(why: impl fmt::Display) -> MembershipLoss {
+        MembershipLoss::Connection(why.to_string())
     }
 }
 
-impl From<Error> for Lost {
-    fn from(error: Error) -> Lost {
+impl From<Error> for MembershipLoss {
+    fn from(error: Error) -> MembershipLoss {
         match error {
             // In words, not as a structure with all headers.
-            Error::GRpcStatus(status) => Lost::because(status.message()),
-            other => Lost::because(other),
+            Error::GRpcStatus(status) => MembershipLoss::because(status.message()),
+            other => MembershipLoss::because(other),
         }
     }
 }
@@ -45,9 +45,9 @@ impl From<Error> for Lost {
 /// Limits a call to the time that a member of etcd has for it.
 async fn in_time<T>(
     shared: &ClusterShared,
-    call: impl Future<Output = Result<T, Lost>>,
-) -> Result<T, Lost> {
-    let late = |_| Lost::because("no answer in time");
+    call: impl Future<Output = Result<T, MembershipLoss>>,
+) -> Result<T, MembershipLoss> {
+    let late = |_| MembershipLoss::because("no answer in time");
     timeout(shared.call_max(), call).await.map_err(late)?
 }
 
@@ -56,7 +56,7 @@ pub(crate) async fn serve(
     shared: &ClusterShared,
     url: &str,
     client: Client,
-) -> Result<Infallible, Lost> {
+) -> Result<Infallible, MembershipLoss> {
     let (keeper, answers) = match shared.lease_id() {
         Some(id) => in_time(shared, keeper_of(shared, &client, id)).await?,
         None => begin(shared, &client).await?,
@@ -81,12 +81,15 @@ pub(crate) async fn serve(
 async fn begin(
     shared: &ClusterShared,
     client: &Client,
-) -> Result<(LeaseKeeper, LeaseKeepAliveStream), Lost> {
+) -> Result<(LeaseKeeper, LeaseKeepAliveStream), MembershipLoss> {
     let asked_s = i64::try_from(shared.options.ttl.as_secs()).unwrap_or(i64::MAX);
     let granting = async { Ok(client.lease_client().grant(asked_s, None).await?) };
     let granted = in_time(shared, granting).await?;
     if granted.ttl() < asked_s {
-        return Err(Lost::because(format!("etcd grants a lease of {} s only", granted.ttl())));
+        return Err(MembershipLoss::because(format!(
+            "etcd grants a lease of {} s only",
+            granted.ttl()
+        )));
     }
     if granted.ttl() > asked_s {
         log::warn!(
@@ -100,11 +103,11 @@ async fn begin(
         Joined::Member => shared.set_lease_id(Some(granted.id())),
         Joined::Later(what) => {
             let _ = client.lease_client().revoke(granted.id()).await; // it ends by itself
-            return Err(Lost::Waits(what));
+            return Err(MembershipLoss::Waits(what));
         }
         Joined::Never(why) => {
             let _ = client.lease_client().revoke(granted.id()).await;
-            return Err(Lost::Refused(why));
+            return Err(MembershipLoss::Refused(why));
         }
     }
     // Who is there has to be known before this server acts as a member.
@@ -118,7 +121,7 @@ async fn keeper_of(
     shared: &ClusterShared,
     client: &Client,
     lease: i64,
-) -> Result<(LeaseKeeper, LeaseKeepAliveStream), Lost> {
+) -> Result<(LeaseKeeper, LeaseKeepAliveStream), MembershipLoss> {
     let sent = dray_rt::now();
     match client.lease_client().keep_alive(lease).await {
         Ok(keeper) => {
@@ -126,7 +129,7 @@ async fn keeper_of(
             Ok(keeper)
         }
         // So the crate says that etcd does not know it.
-        Err(Error::LeaseKeepAliveError(_)) => Err(Lost::Lease),
+        Err(Error::LeaseKeepAliveError(_)) => Err(MembershipLoss::Lease),
         Err(other) => Err(other.into()),
     }
 }
@@ -137,7 +140,7 @@ async fn keep_alive(
     shared: &ClusterShared,
     mut keeper: LeaseKeeper,
     mut answers: LeaseKeepAliveStream,
-) -> Result<Infallible, Lost> {
+) -> Result<Infallible, MembershipLoss> {
     let mut ticks = interval(shared.keep_alive_every());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.tick().await; // the first one is over at once, and has been sent
@@ -150,14 +153,14 @@ async fn keep_alive(
         };
         match in_time(shared, asked).await? {
             Some(answer) if answer.ttl() > 0 => shared.lease.prolong(sent),
-            Some(_) => return Err(Lost::Lease),
-            None => return Err(Lost::because("etcd ended the stream of keepalives")),
+            Some(_) => return Err(MembershipLoss::Lease),
+            None => return Err(MembershipLoss::because("etcd ended the stream of keepalives")),
         }
     }
 }
 
 /// Everything as it is now. Answers its revision.
-async fn load(shared: &ClusterShared, client: &Client) -> Result<i64, Lost> {
+async fn load(shared: &ClusterShared, client: &Client) -> Result<i64, MembershipLoss> {
     let prefix = Some(GetOptions::new().with_prefix());
     let all = client.kv_client().get(shared.keys.prefix(), prefix).await?;
     let revision = all.header().map_or(0, |header| header.revision());
@@ -173,7 +176,7 @@ async fn load(shared: &ClusterShared, client: &Client) -> Result<i64, Lost> {
 }
 
 /// Hears all that happens.
-async fn hear(shared: &ClusterShared, client: &Client) -> Result<Infallible, Lost> {
+async fn hear(shared: &ClusterShared, client: &Client) -> Result<Infallible, MembershipLoss> {
     let revision = in_time(shared, load(shared, client)).await?;
     let options = WatchOptions::new().with_prefix().with_start_revision(revision + 1);
     let watching =
@@ -182,10 +185,13 @@ async fn hear(shared: &ClusterShared, client: &Client) -> Result<Infallible, Los
     let mine = shared.keys.member(shared.options.me);
     loop {
         let Some(heard) = stream.message().await? else {
-            return Err(Lost::because("etcd ended the stream of changes"));
+            return Err(MembershipLoss::because("etcd ended the stream of changes"));
         };
         if heard.canceled() {
-            return Err(Lost::because(format!("etcd ended the watch: {}", heard.cancel_reason())));
+            return Err(MembershipLoss::because(format!(
+                "etcd ended the watch: {}",
+                heard.cancel_reason()
+            )));
         }
         let mut is_gone = false;
         shared.change_view(|view| {
@@ -209,7 +215,7 @@ async fn hear(shared: &ClusterShared, client: &Client) -> Result<Infallible, Los
         if is_gone {
             // Others may take over now, whatever the lease says.
             shared.lease.give_up();
-            return Err(Lost::Lease);
+            return Err(MembershipLoss::Lease);
         }
     }
 }

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 
 use crate::calls;
-use crate::connection::{self, Lost};
+use crate::connection::{self, MembershipLoss};
 use crate::shared::{ClusterShared, JoinPhase};
 
 /// Threads for the names of etcd's members, which the resolver of libc looks up.
@@ -119,22 +119,24 @@ async fn stay_member(shared: &ClusterShared) -> Infallible {
         failures = if shared.client.send_replace(None).is_some() { 1 } else { failures + 1 };
         note(shared, url, &lost);
         match lost {
-            Lost::Lease => shared.set_lease_id(None),
-            Lost::Connection(_) if failures % etcd.len() != 0 => {}
-            Lost::Connection(_) | Lost::Waits(_) | Lost::Refused(_) => sleep(TRY_AGAIN_AFTER).await,
+            MembershipLoss::Lease => shared.set_lease_id(None),
+            MembershipLoss::Connection(_) if failures % etcd.len() != 0 => {}
+            MembershipLoss::Connection(_)
+            | MembershipLoss::Waits(_)
+            | MembershipLoss::Refused(_) => sleep(TRY_AGAIN_AFTER).await,
         }
     }
     unreachable!("the list of etcd's members is not empty")
 }
 
 /// Says why there is no connection: once for each time that one is lost, and for each other reason.
-fn note(shared: &ClusterShared, url: &str, lost: &Lost) {
+fn note(shared: &ClusterShared, url: &str, lost: &MembershipLoss) {
     let projection = &shared.options.projection;
     let (trouble, is_news) = match lost {
-        Lost::Lease => ("the lease of this server has ended".to_owned(), true),
-        Lost::Connection(why) => (format!("{url}: {why}"), false),
-        Lost::Waits(what) => (format!("waiting for {what}"), true),
-        Lost::Refused(why) => (why.to_string(), true),
+        MembershipLoss::Lease => ("the lease of this server has ended".to_owned(), true),
+        MembershipLoss::Connection(why) => (format!("{url}: {why}"), false),
+        MembershipLoss::Waits(what) => (format!("waiting for {what}"), true),
+        MembershipLoss::Refused(why) => (why.to_string(), true),
     };
     let before = shared.view().trouble.clone();
     if before.is_none() || is_news && before.as_ref() != Some(&trouble) {
@@ -143,7 +145,7 @@ fn note(shared: &ClusterShared, url: &str, lost: &Lost) {
         );
     }
     shared.change_view(|view| (view.etcd, view.trouble) = (None, Some(trouble)));
-    if let Lost::Refused(why) = lost {
+    if let MembershipLoss::Refused(why) = lost {
         shared.phase.send_if_modified(|phase| {
             let first = matches!(phase, JoinPhase::Joining);
             if first {
@@ -154,7 +156,7 @@ fn note(shared: &ClusterShared, url: &str, lost: &Lost) {
     }
 }
 
-async fn connect(url: &str) -> Result<Client, Lost> {
+async fn connect(url: &str) -> Result<Client, MembershipLoss> {
     // A member that has lost the others says so instead of waiting for them.
     let options = ConnectOptions::new().with_require_leader(true);
     Ok(Client::connect([url], Some(options)).await?)

@@ -7,7 +7,7 @@ use etcd_client::{
     TxnOpResponse,
 };
 
-use crate::connection::Lost;
+use crate::connection::MembershipLoss;
 use crate::keys::end_of;
 use crate::records::{self, DefinitionRecord, MemberRecord};
 use crate::shared::ClusterShared;
@@ -45,8 +45,8 @@ pub(crate) async fn join(
     shared: &ClusterShared,
     client: &Client,
     lease: i64,
-) -> Result<Joined, Lost> {
-    let found = Found::read(shared, client).await?;
+) -> Result<Joined, MembershipLoss> {
+    let found = StoredRecords::read(shared, client).await?;
     if let Some(outcome) = found.obstacle(shared) {
         return Ok(outcome);
     }
@@ -59,7 +59,7 @@ pub(crate) async fn join(
 }
 
 /// What stands in etcd before a server joins.
-struct Found {
+struct StoredRecords {
     /// With its revision.
     definition: Option<(DefinitionRecord, i64)>,
     /// In the place of this server, with its revision.
@@ -67,28 +67,33 @@ struct Found {
     others: Vec<MemberRecord>,
 }
 
-impl Found {
-    async fn read(shared: &ClusterShared, client: &Client) -> Result<Found, Lost> {
+impl StoredRecords {
+    async fn read(
+        shared: &ClusterShared,
+        client: &Client,
+    ) -> Result<StoredRecords, MembershipLoss> {
         let keys = &shared.keys;
         let prefix = Some(GetOptions::new().with_prefix());
         let gets = [TxnOp::get(keys.definition(), None), TxnOp::get(keys.members(), prefix)];
         let answer = client.kv_client().txn(Txn::new().and_then(gets)).await?;
         let answers = answer.op_responses();
         let [TxnOpResponse::Get(definition), TxnOpResponse::Get(members)] = &answers[..] else {
-            return Err(Lost::because("etcd answered something else than it was asked for"));
+            return Err(MembershipLoss::because(
+                "etcd answered something else than it was asked for",
+            ));
         };
-        Found::of(shared, definition, members)
+        StoredRecords::of(shared, definition, members)
     }
 
     fn of(
         shared: &ClusterShared,
         definition: &GetResponse,
         members: &GetResponse,
-    ) -> Result<Found, Lost> {
+    ) -> Result<StoredRecords, MembershipLoss> {
         let definition = match definition.kvs().first() {
             None => None,
             Some(found) => {
-                let record = records::read(found.value()).map_err(Lost::because)?;
+                let record = records::read(found.value()).map_err(MembershipLoss::because)?;
                 Some((record, found.mod_revision()))
             }
         };
@@ -101,7 +106,7 @@ impl Found {
                 false => others.push(member),
             }
         }
-        Ok(Found { definition, own, others })
+        Ok(StoredRecords { definition, own, others })
     }
 
     /// What keeps this server from joining now.

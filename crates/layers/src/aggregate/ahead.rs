@@ -52,7 +52,7 @@ struct Fetch {
 }
 
 /// Where the bytes of a read are.
-enum Found {
+enum WindowLookup {
     Here(Buf),
     /// The bytes are being read.
     Coming,
@@ -62,7 +62,7 @@ enum Found {
 }
 
 /// One read of a client.
-pub(super) struct Wanted<'a> {
+pub(super) struct ClientRead<'a> {
     pub(super) cx: &'a Context,
     pub(super) file: &'a Arc<dyn OpenFile>,
     pub(super) reader: Reader,
@@ -70,7 +70,7 @@ pub(super) struct Wanted<'a> {
     pub(super) len_bytes: usize,
 }
 
-impl Wanted<'_> {
+impl ClientRead<'_> {
     fn end(&self) -> u64 {
         self.at.saturating_add(self.len_bytes as u64)
     }
@@ -79,47 +79,49 @@ impl Wanted<'_> {
 impl AggregatedFileState {
     /// The bytes of a read, if it is part of a stream that is read ahead. They are never fewer than
     /// wanted: the file system below is asked where the file ends.
-    pub(super) async fn read_ahead(self: &Arc<Self>, wanted: &Wanted<'_>) -> Option<Buf> {
+    pub(super) async fn read_ahead(self: &Arc<Self>, wanted: &ClientRead<'_>) -> Option<Buf> {
         let pattern = self.parts().streams.note(wanted.reader, wanted.at, wanted.len_bytes as u64);
         if pattern == ReadPattern::None {
             return None;
         }
         match self.find(wanted) {
-            Found::Here(data) => {
+            WindowLookup::Here(data) => {
                 self.go_on_ahead(wanted, pattern);
                 return Some(data);
             }
-            Found::Coming => self.wait_for(wanted).await,
-            Found::Below => return None,
-            Found::Nowhere => match self.begin_fetch(wanted, pattern) {
+            WindowLookup::Coming => self.wait_for(wanted).await,
+            WindowLookup::Below => return None,
+            WindowLookup::Nowhere => match self.begin_fetch(wanted, pattern) {
                 Some(fetch) => self.fetch(wanted.file, &later(wanted.cx), fetch).await,
                 None => return None,
             },
         }
         // The window can have been forgotten meanwhile. Then the file system below is asked.
-        let Found::Here(data) = self.find(wanted) else { return None };
+        let WindowLookup::Here(data) = self.find(wanted) else { return None };
         self.go_on_ahead(wanted, pattern);
         Some(data)
     }
 
-    fn find(&self, wanted: &Wanted<'_>) -> Found {
+    fn find(&self, wanted: &ClientRead<'_>) -> WindowLookup {
         let mut parts = self.parts();
         let whole =
             |window: &&mut ReadAheadWindow| window.at <= wanted.at && wanted.end() <= window.end();
-        let Some(window) = parts.windows.iter_mut().find(whole) else { return Found::Nowhere };
-        let Some(data) = &window.data else { return Found::Coming };
+        let Some(window) = parts.windows.iter_mut().find(whole) else {
+            return WindowLookup::Nowhere;
+        };
+        let Some(data) = &window.data else { return WindowLookup::Coming };
         let start = (wanted.at - window.at) as usize;
         if is_older(window.begun, AGE_MAX) {
-            return Found::Nowhere;
+            return WindowLookup::Nowhere;
         }
         window.is_read |= start + wanted.len_bytes == data.len();
         match start + wanted.len_bytes <= data.len() {
-            true => Found::Here(data.slice(start..start + wanted.len_bytes)),
-            false => Found::Below,
+            true => WindowLookup::Here(data.slice(start..start + wanted.len_bytes)),
+            false => WindowLookup::Below,
         }
     }
 
-    async fn wait_for(&self, wanted: &Wanted<'_>) {
+    async fn wait_for(&self, wanted: &ClientRead<'_>) {
         let coming = |window: &ReadAheadWindow| {
             window.data.is_none() && window.at <= wanted.at && wanted.end() <= window.end()
         };
@@ -127,7 +129,11 @@ impl AggregatedFileState {
     }
 
     /// A window for a read that finds none. None: it gains nothing, or there is no memory.
-    fn begin_fetch(self: &Arc<Self>, wanted: &Wanted<'_>, pattern: ReadPattern) -> Option<Fetch> {
+    fn begin_fetch(
+        self: &Arc<Self>,
+        wanted: &ClientRead<'_>,
+        pattern: ReadPattern,
+    ) -> Option<Fetch> {
         match pattern {
             ReadPattern::Sequential { .. } => {
                 let len_bytes = to_boundary(wanted.at, wanted.len_bytes);
@@ -213,7 +219,7 @@ impl AggregatedFileState {
     }
 
     /// Reads on in the background, where a stream is about to come.
-    fn go_on_ahead(self: &Arc<Self>, wanted: &Wanted<'_>, pattern: ReadPattern) {
+    fn go_on_ahead(self: &Arc<Self>, wanted: &ClientRead<'_>, pattern: ReadPattern) {
         match pattern {
             ReadPattern::Sequential { run } if run >= AHEAD_FROM_RUN => {
                 if let Some(next) = self.next_window(wanted) {
@@ -233,7 +239,7 @@ impl AggregatedFileState {
     }
 
     /// Where the window begins that follows the one of this read; none: the file ends before.
-    fn next_window(&self, wanted: &Wanted<'_>) -> Option<u64> {
+    fn next_window(&self, wanted: &ClientRead<'_>) -> Option<u64> {
         let parts = self.parts();
         let whole = |one: &&ReadAheadWindow| one.at <= wanted.at && wanted.end() <= one.end();
         let window = parts.windows.iter().find(whole)?;
@@ -241,7 +247,7 @@ impl AggregatedFileState {
         full.then(|| window.end())
     }
 
-    fn fetch_later(self: &Arc<Self>, wanted: &Wanted<'_>, at: u64, len_bytes: usize) {
+    fn fetch_later(self: &Arc<Self>, wanted: &ClientRead<'_>, at: u64, len_bytes: usize) {
         let Some(fetch) = self.begin_window(wanted.cx, at, len_bytes, false) else { return };
         let (state, file, cx) = (self.clone(), wanted.file.clone(), later(wanted.cx));
         dray_rt::spawn(async move { state.fetch(&file, &cx, fetch).await });

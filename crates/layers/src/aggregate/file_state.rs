@@ -11,7 +11,7 @@ use dray_rt::sync::Notify;
 
 use super::ahead::ReadAheadWindow;
 use super::core::AggregateCore;
-use super::late_errors::{Heard, LateErrors};
+use super::late_errors::{ErrorCursor, LateErrors};
 use super::pending::Block;
 use super::streams::Streams;
 
@@ -87,14 +87,14 @@ impl AggregatedFileState {
         self.parts().privileges_cleared = false;
     }
 
-    pub(super) fn heard_at_open(&self) -> Heard {
-        self.parts().errors.heard_at_open()
+    pub(super) fn cursor_at_open(&self) -> ErrorCursor {
+        self.parts().errors.cursor_at_open()
     }
 
-    /// Writes what is pending. Errors: that of a late write that `heard` has not heard of.
-    pub(super) async fn settle_and_report(self: &Arc<Self>, heard: &Heard) -> Result<()> {
+    /// Writes what is pending. Errors: that of a late write behind `cursor`.
+    pub(super) async fn settle_and_report(self: &Arc<Self>, cursor: &ErrorCursor) -> Result<()> {
         self.settle_all().await;
-        self.parts().errors.at_sync(heard)
+        self.parts().errors.at_sync(cursor)
     }
 
     /// Waits for the next change of windows or blocks, unless `is_over` holds.

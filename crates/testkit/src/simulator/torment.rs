@@ -116,7 +116,7 @@ pub(super) async fn during(world: &World, plan: &RunPlan) -> Outcome<Option<usiz
         torments.push(dray_rt::spawn_join(cut_networks(world, plan, every, stopped.clone())));
     }
     let looks = match plan.kind {
-        WorkloadKind::Told => Some(dray_rt::spawn_join(look(world, stopped))),
+        WorkloadKind::Notified => Some(dray_rt::spawn_join(look(world, stopped))),
         _ => None,
     };
     let (mut crashed, mut outcome) = (None, Ok(()));

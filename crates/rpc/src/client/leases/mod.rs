@@ -38,10 +38,10 @@ use crate::wire::Call;
 /// Whether a session wants leases, and who checks the permissions of callers then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LeaseWish {
-    /// It wants none.
+    /// The session wants no leases.
     #[default]
     No,
-    /// It wants them.
+    /// The session wants leases.
     Yes {
         /// The front end's kernel checks what each caller may do. If it does not, a remembered name
         /// answers only callers with the identity of the one that asked the server.

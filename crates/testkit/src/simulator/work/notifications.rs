@@ -260,7 +260,7 @@ async fn change_open(
 
 impl Workload for Notifications {
     fn name(&self) -> &'static str {
-        "told"
+        "notified"
     }
 
     fn bears_crashes(&self) -> bool {
