@@ -2,12 +2,15 @@
 
 use std::any::Any;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use dray_core::{
     Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, FileId, FileType, Fut, IO_MAX_BYTES, Io,
     Lock, LockOwner, OpenFile, Result, Seek, SetAttr, Write, Xflags,
 };
+use dray_rt::Instant;
 
 use crate::blocks::BLOCK_BYTES;
 use crate::entry::CacheEntry;
@@ -17,12 +20,16 @@ use crate::store::add;
 
 /// A version that old was there long before it was seen, also if a clock is wrong by nearly as much.
 const OLD_S: i64 = 60;
+/// Without a lease the server is not asked for one again before this.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
 
 /// A file that is open for reading.
 pub(crate) struct CachedFile {
     user: Arc<CacheUser>,
     inner: Arc<dyn OpenFile>,
     choice: Mutex<Choice>,
+    /// When the server was last asked for a lease: nanoseconds of the clock.
+    asked: AtomicU64,
 }
 
 /// The entry for the version that was seen last; none if that version is not kept.
@@ -31,7 +38,7 @@ struct Choice(Option<(FileVersion, Option<Arc<CacheEntry>>)>);
 
 impl CachedFile {
     pub(crate) fn new(user: Arc<CacheUser>, inner: Arc<dyn OpenFile>) -> CachedFile {
-        CachedFile { user, inner, choice: Mutex::default() }
+        CachedFile { user, inner, choice: Mutex::default(), asked: AtomicU64::new(0) }
     }
 
     fn choice(&self) -> MutexGuard<'_, Choice> {
@@ -39,8 +46,8 @@ impl CachedFile {
     }
 
     /// The entry of the version that the file has now, by the server's lease.
-    async fn entry(&self) -> Option<Arc<CacheEntry>> {
-        let Some(attr) = self.user.leases.leased(self.inner.id()) else {
+    async fn entry(&self, cx: &Context) -> Option<Arc<CacheEntry>> {
+        let Some(attr) = self.leased(cx).await else {
             add(&self.user.cache.counts.unleased, 1);
             return None;
         };
@@ -60,6 +67,20 @@ impl CachedFile {
             self.choice().0 = Some((version, entry.clone()));
         }
         entry
+    }
+
+    /// The attributes under a lease. The server is asked if there is none, but not at each read.
+    async fn leased(&self, cx: &Context) -> Option<Attr> {
+        let id = self.inner.id();
+        let leased = self.user.leases.leased(id);
+        let now = dray_rt::now();
+        let asked = Instant::from_nanos(self.asked.load(Ordering::Relaxed));
+        if leased.is_some() || now - asked < ASK_AGAIN {
+            return leased;
+        }
+        self.asked.store(now.as_nanos(), Ordering::Relaxed);
+        self.user.inner.getattr(cx, id).await.ok()?;
+        self.user.leases.leased(id)
     }
 
     fn key(&self, version: FileVersion) -> EntryKey {
@@ -82,7 +103,7 @@ impl CachedFile {
     }
 
     async fn read_all(&self, cx: &Context, at: u64, into: BufMut) -> Io<BufMut> {
-        let Some(entry) = self.entry().await else { return self.inner.read(cx, at, into).await };
+        let Some(entry) = self.entry(cx).await else { return self.inner.read(cx, at, into).await };
         let size = entry.key.version.size;
         let wanted = (into.room() as u64).min(size.saturating_sub(at));
         if wanted == 0 {

@@ -66,8 +66,8 @@ impl SessionControl for RemoteFs {
         self.session.link.leases.hear_recalls_by(hear);
     }
 
-    fn leased_attributes(&self, _: FileId) -> Option<Attr> {
-        None
+    fn leased_attributes(&self, id: FileId) -> Option<Attr> {
+        self.session.link.leases.leased_attributes(id)
     }
 
     fn find_jobs_by(&self, find: FindJobs) {

@@ -38,10 +38,10 @@ use crate::wire::Call;
 /// Whether a session wants leases, and who checks the permissions of callers then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LeaseWish {
-    /// The session wants no leases.
+    /// The session wants none.
     #[default]
     No,
-    /// The session wants leases.
+    /// The session wants them.
     Yes {
         /// The front end's kernel checks what each caller may do. If it does not, a remembered name
         /// answers only callers with the identity of the one that asked the server.
@@ -163,6 +163,13 @@ impl LeasedAnswers {
         attr.validity.attributes = Some(rest);
         leased.hits.fetch_add(1, Ordering::Relaxed);
         Some(attr)
+    }
+
+    /// The same for a cache, which is not counted.
+    pub(crate) fn leased_attributes(&self, id: FileId) -> Option<Attr> {
+        let leased = self.active()?;
+        leased.rest()?;
+        leased.attributes_of(id)
     }
 
     /// Takes the answer of the server to a lookup that was asked for at `asked`. Says in it how
