@@ -11,16 +11,16 @@ use etcd_client::{
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::control::{CallKind, Order, Reply};
+use crate::control::{CallKind, ControlReply, Order};
 use crate::records::{self, DrainRecord, QuiesceRecord, QuietRecord, SliceRecord};
-use crate::shared::Shared;
+use crate::shared::ClusterShared;
 
 /// Calls of one slice that may wait. A server has a few under way.
 const CALLS_MAX: usize = 64;
 
 /// A call that waits, and where its outcome goes.
 type Waiting<T> = (T, ReplySender);
-pub(crate) type ReplySender = oneshot::Sender<io::Result<Reply>>;
+pub(crate) type ReplySender = oneshot::Sender<io::Result<ControlReply>>;
 
 enum SliceCall {
     Look,
@@ -29,7 +29,7 @@ enum SliceCall {
 
 /// Carries out calls until nobody makes any more, or until this server leaves: who wants to know.
 pub(crate) async fn take_orders(
-    shared: &Arc<Shared>,
+    shared: &Arc<ClusterShared>,
     mut orders: mpsc::Receiver<Order>,
 ) -> Option<ReplySender> {
     let mut slices: HashMap<String, mpsc::Sender<Waiting<SliceCall>>> = HashMap::new();
@@ -63,7 +63,7 @@ pub(crate) async fn take_orders(
 }
 
 async fn answer(reply: ReplySender, call: impl Future<Output = io::Result<()>>) {
-    let _ = reply.send(call.await.map(|()| Reply::Done)); // whoever asked may have gone
+    let _ = reply.send(call.await.map(|()| ControlReply::Done)); // whoever asked may have gone
 }
 
 /// What an error of etcd is to our callers.
@@ -76,7 +76,7 @@ pub(crate) fn failed(error: Error) -> io::Error {
 
 /// A call by the connection that there is, or that there will be soon. Errors: there is none, or no
 /// answer in time.
-async fn by_client<T, F>(shared: &Shared, call: impl FnOnce(Client) -> F) -> io::Result<T>
+async fn by_client<T, F>(shared: &ClusterShared, call: impl FnOnce(Client) -> F) -> io::Result<T>
 where
     F: Future<Output = Result<T, Error>>,
 {
@@ -93,7 +93,7 @@ where
 }
 
 /// The mark goes with the lease of the server that is drained.
-async fn drain(shared: Arc<Shared>, server: ServerNumber, drained: bool) -> io::Result<()> {
+async fn drain(shared: Arc<ClusterShared>, server: ServerNumber, drained: bool) -> io::Result<()> {
     let (mark, member) = (shared.keys.drained(server), shared.keys.member(server));
     if !drained {
         let delete = |client: Client| async move { client.kv_client().delete(mark, None).await };
@@ -110,7 +110,7 @@ async fn drain(shared: Arc<Shared>, server: ServerNumber, drained: bool) -> io::
     by_client(&shared, put).await.map(drop)
 }
 
-async fn quiesce(shared: Arc<Shared>, quiesced: bool) -> io::Result<()> {
+async fn quiesce(shared: Arc<ClusterShared>, quiesced: bool) -> io::Result<()> {
     let key = shared.keys.quiesced();
     if !quiesced {
         return by_client(
@@ -140,16 +140,16 @@ async fn quiet(shared: Arc<Shared>, Revision(quiesced): Revision) -> io::Result<
 }
 
 /// A value of a slice's key.
-struct Found {
+struct StoredValue {
     value: Vec<u8>,
     revision: Revision,
 }
 
-impl Found {
-    fn of(answer: &GetResponse) -> Option<Found> {
+impl StoredValue {
+    fn of(answer: &GetResponse) -> Option<StoredValue> {
         let found = answer.kvs().first()?;
         let revision = Revision(found.mod_revision().unsigned_abs());
-        Some(Found { value: found.value().to_vec(), revision })
+        Some(StoredValue { value: found.value().to_vec(), revision })
     }
 
     fn state(&self) -> io::Result<(SliceState, Revision)> {
@@ -159,7 +159,7 @@ impl Found {
 
 /// The calls of one slice.
 struct Slice {
-    shared: Arc<Shared>,
+    shared: Arc<ClusterShared>,
     name: String,
     key: String,
     /// A change of this revision's state was asked for, and nobody knows whether it was made, or will be.
@@ -167,7 +167,7 @@ struct Slice {
 }
 
 impl Slice {
-    fn new(shared: Arc<Shared>, name: String) -> Slice {
+    fn new(shared: Arc<ClusterShared>, name: String) -> Slice {
         Slice { key: shared.keys.slice(&name), shared, name, uncertain: None }
     }
 
@@ -177,11 +177,11 @@ impl Slice {
         }
     }
 
-    async fn carry_out(&mut self, call: SliceCall) -> io::Result<Reply> {
+    async fn carry_out(&mut self, call: SliceCall) -> io::Result<ControlReply> {
         self.settle().await?;
         match call {
-            SliceCall::Look => self.look().await.map(Reply::Slice),
-            SliceCall::Change(change) => self.change(change).await.map(Reply::Made),
+            SliceCall::Look => self.look().await.map(ControlReply::Slice),
+            SliceCall::Change(change) => self.change(change).await.map(ControlReply::Made),
         }
     }
 
@@ -240,7 +240,7 @@ impl Slice {
             return Ok(true);
         }
         if let Some(TxnOpResponse::Get(found)) = answer.op_responses().first() {
-            self.heard(Found::of(found).and_then(|found| found.state().ok()));
+            self.heard(StoredValue::of(found).and_then(|found| found.state().ok()));
         }
         Ok(false)
     }
@@ -258,13 +258,13 @@ impl Slice {
     }
 
     /// As it is now.
-    async fn get(&self) -> io::Result<Option<Found>> {
+    async fn get(&self) -> io::Result<Option<StoredValue>> {
         let key = self.key.clone();
         let got =
             by_client(
                 &self.shared,
                 |client| async move { client.kv_client().get(key, None).await },
             );
-        Ok(Found::of(&got.await?))
+        Ok(StoredValue::of(&got.await?))
     }
 }

@@ -31,7 +31,7 @@ pub struct ClusterView {
 }
 
 /// A value in etcd, with the revision at which it came.
-pub(crate) struct Entry<'a> {
+pub(crate) struct EtcdEntry<'a> {
     pub(crate) key: &'a [u8],
     pub(crate) value: &'a [u8],
     pub(crate) revision: u64,
@@ -42,7 +42,7 @@ impl ClusterView {
     pub(crate) fn replace<'a>(
         &mut self,
         keys: &Keys,
-        entries: impl Iterator<Item = Entry<'a>>,
+        entries: impl Iterator<Item = EtcdEntry<'a>>,
         revision: u64,
     ) {
         self.members.clear();
@@ -57,7 +57,7 @@ impl ClusterView {
     }
 
     /// A value that came.
-    pub(crate) fn put(&mut self, keys: &Keys, entry: &Entry<'_>) {
+    pub(crate) fn put(&mut self, keys: &Keys, entry: &EtcdEntry<'_>) {
         let Some(kind) = keys.kind(entry.key) else { return };
         let complain = |why| log::error!("{}: {why}", String::from_utf8_lossy(entry.key));
         match kind {
@@ -163,7 +163,7 @@ mod tests {
         let mut view = ClusterView::default();
         let put = |view: &mut ClusterView, number: u64, revision| {
             let text = records::written(SliceRecord::from(state(number)));
-            view.put(&keys, &Entry { key: key.as_bytes(), value: text.as_bytes(), revision });
+            view.put(&keys, &EtcdEntry { key: key.as_bytes(), value: text.as_bytes(), revision });
         };
         put(&mut view, 1, 10);
         view.changed("x/0.1", state(2), Revision(12));
@@ -185,7 +185,7 @@ mod tests {
         let keys = Keys::of("x");
         let mut view = ClusterView::default();
         for key in [keys.member(ServerNumber(1)), keys.slice("x/0.1"), keys.quiesced()] {
-            view.put(&keys, &Entry { key: key.as_bytes(), value: b"{}", revision: 1 });
+            view.put(&keys, &EtcdEntry { key: key.as_bytes(), value: b"{}", revision: 1 });
         }
         assert!(view.members.contains_key(&ServerNumber(1)) && view.quiesced.is_some());
         assert!(view.slices.is_empty());

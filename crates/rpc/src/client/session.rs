@@ -19,7 +19,7 @@ use crate::client::link::{Link, ServerEnd};
 use crate::client::memory::SessionMemory;
 use crate::client::open_ahead::OpenAheadStats;
 use crate::client::session_group::SessionGroup;
-use crate::client::slots::{ReplaySlot, SlotUse};
+use crate::client::slots::{ReplaySlot, SlotPurpose};
 use crate::wire::NotifyHead;
 
 /// Connections that one mount makes to one server at most; further threads share.
@@ -390,7 +390,7 @@ impl ClientSession {
     pub(crate) async fn take_slot(
         self: &Arc<ClientSession>,
         cx: &Context,
-        purpose: SlotUse,
+        purpose: SlotPurpose,
     ) -> Result<ReplaySlot> {
         if self.begins_with_use() {
             self.channel()?;

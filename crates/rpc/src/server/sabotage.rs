@@ -1,7 +1,7 @@
 //! The promises that a test breaks in a server on purpose, to prove that the test would notice.
 //!
 //! The cargo feature `sabotage` belongs to `dray-testkit` and to tests. The shipped program is
-//! compiled without it: there [`Broken`] is empty, and the compiler removes each use of it.
+//! compiled without it: there [`BrokenPromises`] is empty, and the compiler removes each use of it.
 
 use dray_core::Op;
 
@@ -78,12 +78,12 @@ pub enum Sabotage {
 
 /// The promise that is broken in one server.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Broken {
+pub(crate) struct BrokenPromises {
     #[cfg(feature = "sabotage")]
     pub(crate) what: Option<Sabotage>,
 }
 
-impl Broken {
+impl BrokenPromises {
     /// Whether exactly this is broken.
     pub(crate) fn is(self, what: Sabotage) -> bool {
         self.what() == Some(what)

@@ -62,7 +62,7 @@ pub(super) struct MountHow {
     pub(super) limit: Option<Duration>,
     /// There are two servers.
     pub(super) pair: bool,
-    /// It wants leases.
+    /// The client wants leases.
     pub(super) leases: bool,
 }
 

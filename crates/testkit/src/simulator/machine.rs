@@ -70,7 +70,7 @@ struct ServerInstance {
     boot: u128,
     /// What the server that starts next has lost.
     loss: StateLoss,
-    /// It leases names and attributes.
+    /// The server leases names and attributes.
     leases: bool,
     deaths: u64,
     power_losses: u64,

@@ -79,8 +79,8 @@ pub struct RunFailure {
 }
 
 impl RunFailure {
-    /// It shows no fault, and does not prove that there is none: too many calls may have been carried
-    /// out or not.
+    /// Whether the run neither shows a fault nor proves that there is none: too many calls may have
+    /// been carried out or not.
     pub fn is_undecided(&self) -> bool {
         self.what.starts_with(history::UNDECIDED)
     }

@@ -36,7 +36,7 @@ pub(super) struct RunPlan {
     pub(super) cut_every: Option<Duration>,
     /// When a client crashes.
     pub(super) crash_after: Option<Duration>,
-    /// It does not crash then: the administrator has it go. See [`RunPlan::evicts`].
+    /// The client does not crash then: the administrator evicts it. See [`RunPlan::evicts`].
     pub(super) evict: bool,
     /// The server reads ahead and merges writes.
     pub(super) merges: bool,
@@ -116,7 +116,7 @@ pub(super) async fn during(world: &World, plan: &RunPlan) -> Outcome<Option<usiz
         torments.push(dray_rt::spawn_join(cut_networks(world, plan, every, stopped.clone())));
     }
     let looks = match plan.kind {
-        WorkloadKind::Told => Some(dray_rt::spawn_join(look(world, stopped))),
+        WorkloadKind::Notified => Some(dray_rt::spawn_join(look(world, stopped))),
         _ => None,
     };
     let (mut crashed, mut outcome) = (None, Ok(()));

@@ -54,7 +54,7 @@ pub struct QosControl {
 }
 
 struct State {
-    /// Those of the configuration.
+    /// The rules of the configuration.
     configured: Written,
     /// What the next start is to have in addition, or not.
     kept: KeptRules,

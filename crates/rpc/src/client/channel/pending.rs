@@ -5,7 +5,7 @@ use std::task::Waker;
 use dray_core::{Buf, BufMut, Class, Errno, RequestId};
 use dray_rt::Instant;
 
-use super::identities::Caller;
+use super::identities::CallerAtNode;
 use super::tags::TagClass;
 use super::{ConnectionEpoch, OutgoingCall, State};
 use crate::client::holdings::closes::PendingClose;
@@ -18,7 +18,7 @@ use crate::wire::{CallHead, NO_SLOT, ReplyHead, SessionChange};
 pub(super) struct PendingCall {
     pub(super) phase: Phase,
     pub(super) message: Vec<u8>,
-    pub(super) caller: Option<Caller>,
+    pub(super) caller: Option<CallerAtNode>,
     pub(super) data: Option<Buf>,
     pub(super) into: Option<BufMut>,
     /// The task that receives into that buffer, which it has meanwhile.
@@ -121,7 +121,7 @@ impl State {
     /// Sends a call that was begun in `session`.
     pub(super) fn ask(&mut self, tag: u32, ask: OutgoingCall<'_>, session: u64) {
         let (slot, sequence) = ask.slot.unwrap_or((NO_SLOT, 0));
-        let caller = Caller::of(ask.cx, self.node);
+        let caller = CallerAtNode::of(ask.cx, self.node);
         let identity = self.identities.index(&caller);
         let urgency = match ask.cx.class {
             Class::Foreground => 0,

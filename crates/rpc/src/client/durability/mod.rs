@@ -196,7 +196,7 @@ pub(crate) struct NameChange<'a> {
 }
 
 /// The log's part of an open file: through which losses of the file are reported.
-pub(crate) struct Writer {
+pub(crate) struct LoggedWriter {
     file: FileId,
     /// The file was changed through it.
     wrote: AtomicBool,
@@ -204,9 +204,9 @@ pub(crate) struct Writer {
     reported: AtomicU64,
 }
 
-impl Writer {
-    pub(crate) fn new(file: FileId) -> Writer {
-        Writer { file, wrote: AtomicBool::new(false), reported: AtomicU64::new(0) }
+impl LoggedWriter {
+    pub(crate) fn new(file: FileId) -> LoggedWriter {
+        LoggedWriter { file, wrote: AtomicBool::new(false), reported: AtomicU64::new(0) }
     }
 }
 

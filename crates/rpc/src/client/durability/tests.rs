@@ -24,7 +24,13 @@ fn confirmed(number: u64) -> Confirmation {
 }
 
 /// A write of file 1 at its beginning.
-fn write_through(log: &UnsyncedLog, writer: &Writer, stamp: u64, data: &[u8], is_durable: bool) {
+fn write_through(
+    log: &UnsyncedLog,
+    writer: &LoggedWriter,
+    stamp: u64,
+    data: &[u8],
+    is_durable: bool,
+) {
     let (change, who) = (Some(Change::Write { at: 0 }), &Identity::system());
     let (file, confirmation) = (file(1), confirmed(stamp));
     let new = FileChange { file, confirmation, change, data, who, is_durable };
@@ -67,7 +73,7 @@ fn a_stream_leaves_room_and_is_noted_whole_until_a_sync() {
 // proves: P101
 #[test]
 fn a_durable_change_is_kept_while_there_is_room_and_is_no_loss() {
-    let (log, data, writer) = (log(LIMIT_BYTES), vec![1; 1 << 20], Writer::new(file(1)));
+    let (log, data, writer) = (log(LIMIT_BYTES), vec![1; 1 << 20], LoggedWriter::new(file(1)));
     let write = |stamp, is_durable| {
         write_through(&log, &writer, stamp, &data, is_durable);
         log.status()
@@ -93,7 +99,7 @@ fn a_durable_change_is_kept_while_there_is_room_and_is_no_loss() {
 
 #[test]
 fn without_room_at_all_a_durable_change_is_not_even_noted() {
-    let (log, writer) = (log(0), Writer::new(file(1)));
+    let (log, writer) = (log(0), LoggedWriter::new(file(1)));
     write_through(&log, &writer, 1, b"x", true);
     assert!(log.is_clean());
 }
@@ -101,12 +107,12 @@ fn without_room_at_all_a_durable_change_is_not_even_noted() {
 // proves: P102
 #[test]
 fn each_open_file_reports_a_loss_once_at_a_sync_and_at_closes_until_then() {
-    let (log, writers) = (log(0), [Writer::new(file(1)), Writer::new(file(1))]);
+    let (log, writers) = (log(0), [LoggedWriter::new(file(1)), LoggedWriter::new(file(1))]);
     for (stamp, writer) in (1..).zip(&writers) {
         write_through(&log, writer, stamp, b"x", false);
     }
     let report =
-        |writer: &Writer, op| log.loss_to_report(writer, op).map_err(|error| error.errno());
+        |writer: &LoggedWriter, op| log.loss_to_report(writer, op).map_err(|error| error.errno());
     assert_eq!(report(&writers[0], Op::Sync), Ok(()));
     log.server_lost_power();
     log.replay_begins();

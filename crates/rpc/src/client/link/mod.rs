@@ -37,7 +37,7 @@ use crate::client::link::outage::Outage;
 use crate::client::memory::SessionMemory;
 use crate::client::open_ahead::OpenAhead;
 use crate::client::session::ClientOptions;
-use crate::client::slots::{ClientSlots, ReplaySlot, SlotUse};
+use crate::client::slots::{ClientSlots, ReplaySlot, SlotPurpose};
 use crate::wire::NotifyHead;
 
 /// Marks numbers of our own; those of front ends do not reach this far.
@@ -232,7 +232,7 @@ impl Link {
     /// A replay slot for the request of `cx`. Waits for no longer than a call may, of whose time it
     /// is a part: slots of changes without an answer are not free. Errors: `EINTR` when
     /// cancelled, `EHOSTDOWN`.
-    pub(crate) async fn take_slot(&self, cx: &Context, purpose: SlotUse) -> Result<ReplaySlot> {
+    pub(crate) async fn take_slot(&self, cx: &Context, purpose: SlotPurpose) -> Result<ReplaySlot> {
         let taken = self.slots.take(cx, (self.origin_of(cx), purpose));
         let Some(limit) = self.options.timeout else { return taken.await };
         timeout(limit, taken).await.unwrap_or_else(|_| {

@@ -16,14 +16,14 @@ use crate::server::journal::SlotLog;
 use crate::server::ranges::RangeGrant;
 use crate::server::recovery::replayed::AwaitedRepetition;
 use crate::server::reply::Reply;
-use crate::server::sabotage::Broken;
+use crate::server::sabotage::BrokenPromises;
 use crate::wire::OpRow;
 
 /// The slots of a session.
 pub(crate) struct ReplaySlots {
     slots: Mutex<Vec<Slot>>,
     log: Arc<dyn SlotLog>,
-    broken: Broken,
+    broken: BrokenPromises,
 }
 
 #[derive(Default)]
@@ -137,7 +137,7 @@ impl Verdict {
 
 impl ReplaySlots {
     /// New slots, as many as there is room for in `log`.
-    pub(crate) fn new(log: Arc<dyn SlotLog>, broken: Broken) -> ReplaySlots {
+    pub(crate) fn new(log: Arc<dyn SlotLog>, broken: BrokenPromises) -> ReplaySlots {
         let slots = Mutex::new((0..log.count()).map(|_| Slot::default()).collect());
         ReplaySlots { slots, log, broken }
     }
@@ -321,7 +321,7 @@ mod tests {
                 host: String::new(),
             };
             let log = MemoryJournal::default().create(&record, 2).unwrap();
-            let slots = ReplaySlots::new(log, Broken::default());
+            let slots = ReplaySlots::new(log, BrokenPromises::default());
             for sequence in [u32::MAX - 1, u32::MAX, 0, 1] {
                 assert!(matches!(slots.begin(1, sequence, &route), Verdict::Fresh));
                 slots.done(1, sequence, &Reply::success(()));
@@ -340,7 +340,7 @@ mod tests {
         dray_rt::Executor::new(driver).unwrap().block_on(async {
             let answered = Answered::new(Op::Make, &[]).await;
             let (slots, route) =
-                (ReplaySlots::new(answered.log, Broken::default()), &answered.route);
+                (ReplaySlots::new(answered.log, BrokenPromises::default()), &answered.route);
             for sequence in [1, 2] {
                 assert!(matches!(slots.begin(0, sequence, route), Verdict::Fresh));
             }
@@ -393,7 +393,7 @@ mod tests {
 
         /// The next server's verdict on the change when it comes again.
         async fn next_epoch(&self, lost: bool) -> (ReplaySlots, Verdict) {
-            let slots = ReplaySlots::new(self.log.clone(), Broken::default());
+            let slots = ReplaySlots::new(self.log.clone(), BrokenPromises::default());
             let loss = if lost { StateLoss::Unsynced } else { StateLoss::Nothing };
             slots.restore(&self.export(), loss).await;
             let verdict = slots.begin(0, 1, &self.route);
@@ -451,7 +451,7 @@ mod tests {
             None::<FileId>.put(&mut intent);
             let answered = Answered::new(Op::Make, &intent).await;
             // No client asks in the first epoch.
-            let slots = ReplaySlots::new(answered.log.clone(), Broken::default());
+            let slots = ReplaySlots::new(answered.log.clone(), BrokenPromises::default());
             slots.restore(&answered.export(), StateLoss::Unsynced).await;
             let (_, verdict) = answered.next_epoch(false).await;
             assert!(matches!(verdict, Verdict::Fresh));
@@ -566,7 +566,7 @@ mod tests {
                     Observed::new(Arc::new(fs.clone()), Arc::new(Faults::new(broken.into())));
                 let export = Export::new("data", Arc::new(below), Vec::new());
                 let begun = Answered::begun(op, &intent).await;
-                let slots = ReplaySlots::new(begun.log.clone(), Broken::default());
+                let slots = ReplaySlots::new(begun.log.clone(), BrokenPromises::default());
                 slots.restore(&export, StateLoss::Nothing).await;
                 let Verdict::Restored(answer) = slots.begin(0, 1, &begun.route) else {
                     panic!("{op:?} is made once more, or is said to have been");
