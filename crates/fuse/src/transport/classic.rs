@@ -129,7 +129,8 @@ fn serve(worker: &Arc<Worker>, device: &Arc<Source>, message: Buf, buffers: &Arc
     let replier = Replier { device: device.clone(), unique: head.unique };
     let worker = worker.clone();
     poll_once_then_spawn(Box::pin(async move {
-        let answer = worker.serve(&message).await;
+        let mut answer = Err(-libc::EIO);
+        worker.serve(&message, &mut answer).await;
         replier.send(answer);
     }));
 }
