@@ -340,7 +340,7 @@ pub(crate) fn start_entry(
     let token = ring.attach(entry.clone());
     let serving = serve_entry(queues.clone(), worker.clone(), ring.clone(), (entry, token), spare);
     // What was under way goes first, so it is polled now.
-    poll_once_then_spawn(Box::pin(serving));
+    poll_once_then_spawn(serving);
 }
 
 async fn serve_entry(
