@@ -73,10 +73,12 @@ fn serve(
 ) -> CommandResult<i32> {
     let mut executor = Executor::new(DriverKind::Epoll).map_err(context("executor"))?;
     executor.block_on(async {
-        let fs = Arc::new(MemoryFs::new(MemoryOptions::default()));
-        let export = Export::new("data", fs, Vec::new());
+        let fs = || Arc::new(MemoryFs::new(MemoryOptions::default()));
+        let export = Export::new("data", fs(), Vec::new());
+        let mut leased = Export::new("leased", fs(), Vec::new());
+        leased.leases = true;
         let journal = FileJournal::open(&sessions).map_err(context("journal"))?;
-        let server = Server::new(ServerOptions::default(), vec![export], Arc::new(journal));
+        let server = Server::new(ServerOptions::default(), vec![export, leased], Arc::new(journal));
         let listener = listen_first(&address).await.map_err(context("bind"))?.listener;
         drop(ready.send(Ok(thread_id()))); // the starting thread waits
         Err(server.serve_all(listener).await).map_err(context("accept"))
@@ -85,6 +87,8 @@ fn serve(
 
 struct Counters {
     fs: RemoteFs,
+    /// Over an export that leases names and attributes.
+    leased: RemoteFs,
     system_calls: Option<(ThreadCounter, ThreadCounter)>,
 }
 
@@ -99,9 +103,11 @@ struct Snapshot {
 impl Counters {
     fn now(&mut self) -> Snapshot {
         let system_calls = self.system_calls.as_mut();
-        let calls = self.fs.session().status().channels.iter().map(|channel| channel.calls).sum();
+        let calls = |fs: &RemoteFs| -> u64 {
+            fs.session().status().channels.iter().map(|channel| channel.calls).sum()
+        };
         Snapshot {
-            calls,
+            calls: calls(&self.fs) + calls(&self.leased),
             system_calls: system_calls.map(|(client, server)| (client.count(), server.count())),
             copied: dray_core::copied_bytes(),
             client: counted(ThreadRole::Client),
@@ -129,9 +135,10 @@ impl Counters {
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
 
 /// The operations counted, by name.
-const OPERATIONS: [&str; 10] = [
+const OPERATIONS: [&str; 11] = [
     "lookup",
     "getattr",
+    "stat_leased",
     "read_4k",
     "read_1m",
     "write_4k",
@@ -155,13 +162,16 @@ struct Scene {
 
 async fn count_all(address: Address, server_tid: i32) -> CommandResult<Vec<Cost>> {
     let fs = sessions::client(&address, "data").await?;
+    let leased = sessions::leased_client(&address, "leased").await?;
     let system_calls = ThreadCounter::new(thread_id()).zip(ThreadCounter::new(server_tid));
-    let mut counters = Counters { fs, system_calls };
+    let mut counters = Counters { fs, leased, system_calls };
     let cx = Context::system();
     let root = counters.fs.info().root;
     let name = Name::new(b"file").map_err(context("name"))?;
     let (entry, file) =
         counters.fs.create(&cx, root, name, NEW).await.map_err(context("create"))?;
+    let leased = &counters.leased;
+    drop(leased.create(&cx, leased.info().root, name, NEW).await.map_err(context("create"))?);
     let data = Buf::from(vec![1; 1 << 20]);
     file.write(&cx, Write::at(0), data.clone()).await.map_err(context("write"))?;
     let into = [Some(BufMut::heap(4096)), Some(BufMut::heap(1 << 20))];
@@ -169,11 +179,11 @@ async fn count_all(address: Address, server_tid: i32) -> CommandResult<Vec<Cost>
     let mut costs = Vec::new();
     for op in OPERATIONS {
         for index in 0..WARM {
-            scene.once(&counters.fs, op, index).await?;
+            scene.once(&counters, op, index).await?;
         }
         let before = counters.now();
         for index in WARM..WARM + COUNTED {
-            scene.once(&counters.fs, op, index).await?;
+            scene.once(&counters, op, index).await?;
         }
         let after = counters.now();
         costs.push(Counters::cost(op, &before, &after));
@@ -184,7 +194,8 @@ async fn count_all(address: Address, server_tid: i32) -> CommandResult<Vec<Cost>
 impl Scene {
     /// Does `op` once. What the counting itself allocates (a name for `create_close` and
     /// `remove`) is on the stack.
-    async fn once(&mut self, fs: &RemoteFs, op: &str, index: u64) -> CommandResult {
+    async fn once(&mut self, counters: &Counters, op: &str, index: u64) -> CommandResult {
+        let Counters { fs, leased, .. } = counters;
         let numbered = *b"f0000000";
         let numbered = numbered_name(numbered, index);
         let new_name = Name::new(&numbered).map_err(context("name"))?;
@@ -195,6 +206,12 @@ impl Scene {
                 fs.lookup(cx, root, name).await.map(drop).map_err(context(op))
             }
             "getattr" => fs.getattr(cx, self.id).await.map(drop).map_err(context(op)),
+            "stat_leased" => {
+                let name = Name::new(b"file").map_err(context("name"))?;
+                let root = leased.info().root;
+                let entry = leased.lookup(cx, root, name).await.map_err(context(op))?;
+                leased.getattr(cx, entry.id).await.map(drop).map_err(context(op))
+            }
             "read_4k" => self.read(4096).await,
             "read_1m" => self.read(1 << 20).await,
             "write_4k" => self.write(4096).await,

@@ -5,13 +5,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dray_fabric::{Address, ReservedPort};
-use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, SessionMemory};
+use dray_rpc::client::{ClientOptions, ClientSession, LeaseWish, RemoteFs, SessionMemory};
 use dray_rt::{DriverKind, Executor};
 
 use crate::{CommandResult, context, idle};
 
 /// A session of its own on `address`.
 pub async fn client(address: &Address, export: &str) -> CommandResult<RemoteFs> {
+    connect(address, export, LeaseWish::No).await
+}
+
+/// The same with leases.
+pub async fn leased_client(address: &Address, export: &str) -> CommandResult<RemoteFs> {
+    connect(address, export, LeaseWish::Yes { callers_are_checked: true }).await
+}
+
+async fn connect(address: &Address, export: &str, leases: LeaseWish) -> CommandResult<RemoteFs> {
     let options = ClientOptions {
         export: export.to_owned(),
         key: None,
@@ -21,6 +30,7 @@ pub async fn client(address: &Address, export: &str) -> CommandResult<RemoteFs> 
         split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
         caches: false,
         counts_on_one_user: false,
+        leases,
         definition: 0,
     };
     let session = ClientSession::connect(

@@ -11,7 +11,7 @@ use dray_core::{
 use dray_fabric::sim::{Network, SimConnection};
 use dray_fabric::{Connection, Sink};
 use dray_fuzz::{Cutter, memory, simulated};
-use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, SessionMemory};
+use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, LeaseWish, SessionMemory};
 use dray_rpc::wire::{Challenge, Kind, ReplyHead, Welcome};
 use libfuzzer_sys::fuzz_target;
 
@@ -45,6 +45,7 @@ fuzz_target!(|bytes: &[u8]| {
             split_min_bytes: 4096,
             caches: false,
             counts_on_one_user: false,
+            leases: LeaseWish::No,
  definition: 0,
         };
         let connected = ClientSession::connect(connector, options, SessionMemory::heap());

@@ -1,4 +1,5 @@
-"""The tests behind each promise of docs/SEMANTICS.md, docs/PROJECTIONS.md, docs/AUDIT.md and docs/QOS.md.
+"""The tests behind each promise of docs/SEMANTICS.md, docs/PROJECTIONS.md, docs/AUDIT.md, docs/QOS.md
+and docs/LEASES.md.
 
 promises.py [--check] ROOT; writes ROOT/docs/PROMISES.md, or checks that it is what it should be.
 Exits 1 after naming everything that is wrong; nothing is written then.
@@ -9,15 +10,16 @@ import re
 import sys
 
 PAGE = "docs/PROMISES.md"
-SOURCES = ("docs/SEMANTICS.md", "docs/PROJECTIONS.md", "docs/AUDIT.md", "docs/QOS.md")
+SOURCES = ("docs/SEMANTICS.md", "docs/PROJECTIONS.md", "docs/AUDIT.md", "docs/QOS.md",
+           "docs/LEASES.md")
 SUITE = "crates/testkit/src/conformance/suite"
 
 HEAD = """\
 # The tests behind each promise
 
 `script/promises` writes this page from comments beside the tests; do not edit it. The text of each
-promise is in [SEMANTICS](SEMANTICS.md), [PROJECTIONS](PROJECTIONS.md), [AUDIT](AUDIT.md) or [QOS](QOS.md). The list
-names the tests that were written for a promise.
+promise is in [SEMANTICS](SEMANTICS.md), [PROJECTIONS](PROJECTIONS.md), [AUDIT](AUDIT.md), [QOS](QOS.md) or
+[LEASES](LEASES.md). The list names the tests that were written for a promise.
 
 Other tests cover many promises at once:
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use dray_core::{Context, Fut, OpenFile};
-use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, SessionMemory};
+use dray_rpc::client::{ClientOptions, ClientSession, LeaseWish, RemoteFs, SessionMemory};
 use dray_rt::sync::mpsc;
 use dray_rt::{DriverKind, Executor, Join, random_u64, sleep, spawn, spawn_join};
 
@@ -265,6 +265,7 @@ async fn connect_one(
             split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
             caches: false,
             counts_on_one_user: false,
+            leases: LeaseWish::No,
             definition: 0,
         };
         match ClientSession::connect(link.clone(), options, SessionMemory::heap()).await {

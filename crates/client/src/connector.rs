@@ -7,7 +7,7 @@ use std::time::Duration;
 use dray_core::FsInfo;
 use dray_fabric::{Connect, ConnectFrom, ConnectInTurn};
 use dray_rpc::auth::Key;
-use dray_rpc::client::{ClientOptions, ClientSession, ConnectError, SessionMemory};
+use dray_rpc::client::{ClientOptions, ClientSession, ConnectError, LeaseWish, SessionMemory};
 
 use crate::target::Target;
 
@@ -28,6 +28,8 @@ pub struct ConnectOptions {
     /// The front end does not check who calls, because all callers are one user at the server. A
     /// server where callers are several users is refused.
     pub counts_on_one_user: bool,
+    /// Whether names and attributes are to be leased (ADR 0049).
+    pub leases: LeaseWish,
     /// Fingerprint of the definition of the projection by which files are placed; 0: none is known.
     pub definition: u64,
 }
@@ -117,6 +119,8 @@ fn session_options(export: &str, options: &ConnectOptions) -> ClientOptions {
         split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
         caches: options.caches,
         counts_on_one_user: options.counts_on_one_user,
+        // The servers of a projection do not recall what others of them have leased.
+        leases: if options.definition == 0 { options.leases } else { LeaseWish::No },
         definition: options.definition,
     }
 }

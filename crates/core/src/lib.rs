@@ -17,6 +17,7 @@ mod fs;
 mod hash;
 mod how;
 mod id;
+mod leases;
 mod lock;
 mod name;
 mod named;
@@ -47,6 +48,7 @@ pub use id::{
     ClientAddress, FileId, FsUuid, Gid, HolderId, LockOwner, NodeId, Origin, Pid, RequestId,
     SessionId, Uid,
 };
+pub use leases::{HearRecalls, LeaseKinds, Recall, RecallDone, RecallItem};
 pub use lock::{Lock, LockFamily, LockKind, LockRange};
 pub use name::{NAME_MAX_BYTES, Name, NameBuf};
 pub use named::{must_be_named, open_named};

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::{FileId, FileSystem, LockOwner, NodeId, OpenFile, OpenHow, Pid, RequestId};
+use crate::{
+    Attr, FileId, FileSystem, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow, Pid, RequestId,
+};
 
 /// Gets files that other clients have changed. It must not wait.
 pub type HearChanges = Box<dyn Fn(Vec<FileId>) + Send + Sync>;
@@ -55,6 +57,15 @@ pub trait SessionControl: Send + Sync + 'static {
     /// Calls `hear` with the files that are open here and that other clients have changed, for
     /// front ends that cache. The first `hear` stays.
     fn hear_changes_by(&self, hear: HearChanges);
+
+    /// Calls `hear` with what is not to be believed any more of the answers that said how long they
+    /// may be believed ([`Validity`](crate::Validity)). Without a listener the session forgets by
+    /// itself alone, and acknowledges at once. The first `hear` stays.
+    fn hear_recalls_by(&self, hear: HearRecalls);
+
+    /// The attributes of a file, while a lease on them holds. While it does nobody but this session changes
+    /// the file. It must be cheap: a cache asks at each read.
+    fn leased_attributes(&self, id: FileId) -> Option<Attr>;
 
     /// Calls `find` when the server asks for the batch jobs of callers. The first `find` stays.
     fn find_jobs_by(&self, find: FindJobs);
@@ -109,6 +120,12 @@ impl SessionControl for NoSession {
     fn mapped(&self, _: FileId) {}
 
     fn hear_changes_by(&self, _: HearChanges) {}
+
+    fn hear_recalls_by(&self, _: HearRecalls) {}
+
+    fn leased_attributes(&self, _: FileId) -> Option<Attr> {
+        None
+    }
 
     fn find_jobs_by(&self, _: FindJobs) {}
 

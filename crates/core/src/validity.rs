@@ -23,6 +23,14 @@ impl Ttl {
         Ttl(NonZeroU32::MIN.saturating_add(millis))
     }
 
+    /// What is left of it so much later. For ever stays for ever.
+    pub fn after(self, time: Duration) -> Ttl {
+        match self {
+            Ttl::FOREVER => Ttl::FOREVER,
+            _ => Ttl::of(self.duration().saturating_sub(time)),
+        }
+    }
+
     /// The time; ten years stand for ever.
     pub fn duration(self) -> Duration {
         match self {
@@ -75,6 +83,12 @@ pub struct Validity {
 impl Validity {
     /// Nothing is said: as the mount's mode has it.
     pub const UNSAID: Validity = Validity { name: None, attributes: None, pages: None };
+
+    /// What is left of it so much later.
+    pub fn after(self, time: Duration) -> Validity {
+        let after = |ttl: Option<Ttl>| ttl.map(|ttl| ttl.after(time));
+        Validity { name: after(self.name), attributes: after(self.attributes), ..self }
+    }
 }
 
 #[cfg(test)]
@@ -92,6 +106,12 @@ mod tests {
             assert_eq!(Ttl::of(long), Ttl::FOREVER);
         }
         assert!(Ttl::FOREVER.duration() > last && Ttl::FOREVER > Ttl::of(last));
+        let second = Duration::from_secs(1);
+        assert_eq!(Ttl::FOREVER.after(second), Ttl::FOREVER);
+        assert_eq!(
+            (Ttl::of(3 * second).after(second), Ttl::of(second).after(2 * second)),
+            (Ttl::of(2 * second), Ttl::ZERO)
+        );
     }
 
     #[test]

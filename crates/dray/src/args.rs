@@ -15,6 +15,7 @@ use crate::error::EXIT_USAGE;
 use crate::serve::export::ExportPlan;
 
 mod audit;
+mod cache;
 mod examples;
 mod helper;
 mod qos;
@@ -24,6 +25,7 @@ pub use audit::{
     AuditArgs, AuditCommand, ClearArgs, ConsumerArgs, FilterArgs, FollowArgs, LogArgs,
     RegisterArgs, SearchArgs, VerifyArgs,
 };
+pub use cache::{CacheCommand, CacheDir, CacheFiles};
 pub use helper::helper_args;
 pub use qos::{QosCommand, QosRemoveArgs, QosSetArgs, QosTopArgs};
 
@@ -71,6 +73,12 @@ pub enum Command {
     Status(StatusArgs),
     Evict(EvictArgs),
     Drain(DrainArgs),
+    /// Keep files of a mount on the local disk: fetch them, pin them, see what is there
+    Cache {
+        /// What to do.
+        #[command(subcommand)]
+        command: CacheCommand,
+    },
     Accept(AcceptArgs),
     Audit(AuditArgs),
     /// Share the bandwidth of a server's exports: set rules, remove them, see what each has
@@ -210,6 +218,9 @@ pub struct ServeArgs {
     ///   audit_spill=DIR       where old segments go then
     ///   audit_max=SIZE, audit_segment=SIZE
     ///                         of the log and of its files [default: 10G, 64M]
+    ///   leases[=yes|no]       lease names and attributes to mounts that want
+    ///                         it; only if nothing but this server changes
+    ///                         the files (dray-serve(8)) [default: no]
     ///   direct                pass O_DIRECT on to the file system below
     ///   inline=auto|always|never
     ///                         whether calls to it are made by the threads
@@ -293,6 +304,15 @@ pub struct MountArgs {
     ///                         others, and when [default: strict]
     ///   attr_timeout=SECONDS  how long names and attributes are believed
     ///                         under close-to-open [default: 1]
+    ///   leases=yes|no         believe names and attributes under strict
+    ///                         until the server recalls them, if the export
+    ///                         has leases, too [default: no]
+    ///   cache=DIR             keep what is read on a local disk, under
+    ///                         leases (dray-cache(1))
+    ///   cache_size=SIZE       how much it takes at most [default: 10G]
+    ///   cache_rules=RULES     which files it keeps: conditions behind &,
+    ///                         rules behind |, of uid=N, gid=N, size>SIZE,
+    ///                         size<SIZE, age>SECONDS [default: all]
     ///   replay=SIZE           how much of what is written and not on media
     ///                         is kept, to be sent again if the server's
     ///                         machine loses power; 0: nothing

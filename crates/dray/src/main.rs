@@ -8,6 +8,7 @@ mod accept;
 mod args;
 mod at_once;
 mod audit;
+mod cache;
 mod completions;
 mod control;
 mod daemonize;
@@ -74,6 +75,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Status(args) => status::run(&args),
         Command::Evict(args) => evict::run(&args),
         Command::Drain(args) => drain::run(&args),
+        Command::Cache { command } => cache::run(&command),
         Command::Accept(args) => accept::run(&args),
         Command::Audit(args) => audit::run(&args),
         Command::Qos { command } => qos::run(&command),

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use dray_core::FileId;
+use dray_core::{FileId, Name};
 
 use crate::mount::device::write_answer;
 use crate::proto::abi::{self, notify};
@@ -60,6 +60,20 @@ pub(crate) fn inval_inode(
     body[8..16].copy_from_slice(&at.to_ne_bytes());
     body[16..24].copy_from_slice(&len.to_ne_bytes());
     send(device, notify::INVAL_INODE, &body)
+}
+
+/// Ends the time of a name in the directory of node `dir`, also of one that is absent. The kernel asks for
+/// it when it is used next, and what is mounted behind it stays. The kernel waits for the directory's
+/// lock, which a request may hold that a daemon has to answer. Only with `HAS_EXPIRE_ONLY`.
+pub(crate) fn expire_entry(device: BorrowedFd<'_>, dir: u64, name: &Name) -> io::Result<()> {
+    let name = name.as_bytes();
+    let mut body = Vec::with_capacity(16 + name.len() + 1);
+    body.extend(dir.to_ne_bytes());
+    body.extend((name.len() as u32).to_ne_bytes());
+    body.extend(notify::EXPIRE_ONLY.to_ne_bytes());
+    body.extend(name);
+    body.push(0);
+    send(device, notify::INVAL_ENTRY, &body)
 }
 
 fn send(device: BorrowedFd<'_>, code: i32, body: &[u8]) -> io::Result<()> {

@@ -47,6 +47,8 @@ pub enum Transport {
 pub struct Options {
     /// Consistency promised.
     pub consistency: Consistency,
+    /// Names and attributes are believed under leases (ADR 0049), where the mode is strict.
+    pub leases: bool,
     /// Whether the kernel was asked at the mount to check permissions. Where it was not, it must not
     /// matter who has looked up a name that is believed.
     pub kernel_checks: bool,
@@ -87,6 +89,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             consistency: Consistency::Strict,
+            leases: false,
             kernel_checks: true,
             shared_mmap: true,
             transport: TransportWish::Auto,
@@ -106,7 +109,12 @@ impl Options {
     /// Whether the kernel checks permissions. It must where the server no longer sees every component of
     /// a path, unless all callers are one user there.
     pub fn kernel_checks_permissions(&self) -> bool {
-        self.consistency != Consistency::Strict && self.kernel_checks
+        self.believes_names() && self.kernel_checks
+    }
+
+    /// Whether the kernel may believe names without asking.
+    pub fn believes_names(&self) -> bool {
+        self.leases || self.consistency != Consistency::Strict
     }
 }
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use dray_core::{
-    FileId, FindJobs, HearChanges, LockOwner, NodeId, OpenFile, OpenHow, RequestId, SessionControl,
-    Stack,
+    Attr, FileId, FindJobs, HearChanges, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow,
+    RequestId, SessionControl, Stack,
 };
 
 use crate::observe::Observer;
@@ -56,6 +56,14 @@ impl<O: Observer> SessionControl for ObservedSession<O> {
 
     fn hear_changes_by(&self, hear: HearChanges) {
         self.inner.hear_changes_by(hear);
+    }
+
+    fn hear_recalls_by(&self, hear: HearRecalls) {
+        self.inner.hear_recalls_by(hear);
+    }
+
+    fn leased_attributes(&self, id: FileId) -> Option<Attr> {
+        self.inner.leased_attributes(id)
     }
 
     fn find_jobs_by(&self, find: FindJobs) {

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_core::{
-    Buf, BufMut, Context, CreateHow, Errno, FileId, FileSystem, FindJobs, GrantedAdmit,
-    HearChanges, IO_MAX_BYTES, LockOwner, Make, Name, NodeId, ObservedCall, Op, OpenFile, OpenHow,
-    RequestId, SessionControl, Stack, Write, put_in_steps,
+    Attr, Buf, BufMut, Context, CreateHow, Errno, FileId, FileSystem, FindJobs, GrantedAdmit,
+    HearChanges, HearRecalls, IO_MAX_BYTES, LockOwner, Make, Name, NodeId, ObservedCall, Op,
+    OpenFile, OpenHow, RequestId, SessionControl, Stack, Write, put_in_steps,
 };
 use dray_layers::faults::{Fault, Faults, When};
 use dray_layers::metrics::Metrics;
@@ -111,6 +111,11 @@ impl SessionControl for OneFileSession {
     }
     fn mapped(&self, _: FileId) {}
     fn hear_changes_by(&self, _: HearChanges) {}
+    fn hear_recalls_by(&self, _: HearRecalls) {}
+
+    fn leased_attributes(&self, _: FileId) -> Option<Attr> {
+        None
+    }
     fn find_jobs_by(&self, _: FindJobs) {}
     fn goodbye(&self) {}
 }

@@ -316,6 +316,8 @@ fn be_a_hostile_server(stream: &mut UnixStream, chance: &mut Chance) -> std::io:
         slots: chance.edge() as u32 | 1,
         lease_ms: 0,
         info: memory().info().clone(),
+        lease_term_ms: 0,
+        lease_epoch: 0,
     };
     stream.write_all(&frame(&welcome.message(), b""))?;
     stream.set_read_timeout(Some(Duration::from_millis(300)))?;

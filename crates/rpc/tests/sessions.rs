@@ -67,6 +67,8 @@ fn a_false_server_learns_nothing_that_it_could_use() {
             slots: 4,
             lease_ms: 60_000,
             info,
+            lease_term_ms: 0,
+            lease_epoch: 0,
         };
         first.write_all(&frame(&welcome.message(), b"")).unwrap();
         drop(first); // and now somebody else answers there

@@ -120,6 +120,8 @@ fn welcome(instance: u64, slots: u32) -> Welcome {
         slots,
         lease_ms: 60_000,
         info: memory().info().clone(),
+        lease_term_ms: 0,
+        lease_epoch: 0,
     }
 }
 

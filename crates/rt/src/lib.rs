@@ -31,7 +31,8 @@ pub use source::{Interest, Source};
 pub use task::{Aborted, Join, poll_once_then_spawn, spawn, spawn_join, yield_now};
 pub use tick::Tick;
 pub use time::{
-    Elapsed, Instant, Sleep, coarse_wall_clock, now, sleep, sleep_until, step, timeout, wall_clock,
+    Elapsed, Instant, Sleep, coarse_wall_clock, now, now_with_sleeps, sleep, sleep_until, step,
+    timeout, wall_clock,
 };
 
 /// Channels and semaphores that work on any executor.

@@ -50,6 +50,15 @@ pub fn now() -> Instant {
     with_current(|shared| shared.map_or_else(real_now, ExecutorShared::now))
 }
 
+/// As [`now`], by a clock that goes on while the machine sleeps (`CLOCK_BOOTTIME`): for what ends at
+/// another machine meanwhile. Not to be compared with [`now`].
+pub fn now_with_sleeps() -> Instant {
+    with_current(|shared| match shared.filter(|shared| shared.simulated()) {
+        Some(simulated) => simulated.now(),
+        None => Instant(read(libc::CLOCK_BOOTTIME).as_nanos() as u64),
+    })
+}
+
 /// Time since 1970; follows the simulated clock inside a simulation.
 pub fn wall_clock() -> Duration {
     match current() {

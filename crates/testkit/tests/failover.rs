@@ -16,7 +16,7 @@ use dray_fabric::{Connect, ConnectInTurn};
 use dray_layers::placement::{
     Placement, ServerIndex, SliceIndex, Slices, parse_definitions, placed_stack,
 };
-use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, SessionMemory};
+use dray_rpc::client::{ClientOptions, ClientSession, LeaseWish, RemoteFs, SessionMemory};
 use dray_rpc::server::{
     Export, MemoryJournal, MemoryRegistry, PageCacheId, ReplicaLink, ReplicaRefusal, ServerNumber,
     ServerOptions, SliceOptions, SliceServer, StateLoss,
@@ -159,6 +159,7 @@ impl Site {
                 split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
                 caches: false,
                 counts_on_one_user: false,
+                leases: LeaseWish::No,
                 definition: 0,
             };
             let memory = SessionMemory::heap();

@@ -16,7 +16,7 @@ use std::time::Duration;
 use dray_backends::posix::{self, PosixFs, PosixOptions, Squash};
 use dray_core::{Context, FileSystem, FsUuid, Name};
 use dray_fabric::{Address, Connect, listen_first, local};
-use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, SessionMemory};
+use dray_rpc::client::{ClientOptions, ClientSession, LeaseWish, RemoteFs, SessionMemory};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rt::sync::oneshot;
 use dray_testkit::conformance::{FrontEnds, FsTarget, PathTarget, StepTarget, run};
@@ -283,6 +283,7 @@ async fn through_both(
         split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
         caches: false,
         counts_on_one_user: false,
+        leases: LeaseWish::No,
         definition: 0,
     };
     let session = ClientSession::connect(connector, options, SessionMemory::heap()).await;

@@ -15,7 +15,7 @@ use dray_core::{
 };
 use dray_fabric::sim::Network;
 use dray_layers::{Observed, Observer, Outcome};
-use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, SessionMemory};
+use dray_rpc::client::{ClientOptions, ClientSession, LeaseWish, RemoteFs, SessionMemory};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions, StateLoss};
 use dray_rt::{ExecutorHandle, Scope, sleep, spawn_join};
 use dray_testkit::fixture::{TempDir, simulate};
@@ -60,6 +60,7 @@ impl Client {
             split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
             caches: false,
             counts_on_one_user: false,
+            leases: LeaseWish::No,
             definition: 0,
         };
         let connector = network.connector_from(from, to);

@@ -45,6 +45,11 @@ pub const DRAIN: &str = "Examples:
   dray drain io2           # asked at any machine with a server of the same projection
   dray drain io2 --undo";
 
+pub const CACHE: &str = "Examples:
+  dray cache attach -r /mnt/data/training        # fetch all of it now
+  dray cache state /mnt/data/training/part-0 --json
+  dray cache list --dir /var/cache/dray";
+
 pub const ACCEPT: &str = "Examples:
   dray status              # says what is at the export's directory, and what was
   dray accept home";

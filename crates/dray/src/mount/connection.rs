@@ -7,8 +7,9 @@ use std::process::{Child, Command};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use dray_cache::{CachedFs, LeasedAttributes, LocalCache};
 use dray_client::{ClientConnection, ClientMemory, ConnectError, ConnectOptions, Target};
-use dray_core::{Errno, Error, Stack};
+use dray_core::{Attr, Errno, Error, FileId, SessionControl, Stack};
 use dray_fuse::{Host, InvalidatorProcess};
 use dray_layers::metrics::Metrics;
 use dray_layers::observed_stack;
@@ -36,6 +37,8 @@ pub(super) struct ServerConnection {
     /// Another program goes on with the mount if this program and the server do not understand each
     /// other.
     pub(super) replaceable: bool,
+    /// The cache on a local disk.
+    pub(super) cache: Option<Arc<LocalCache>>,
     /// Sees every call, where metrics are wanted.
     pub(super) calls: Option<Arc<Metrics>>,
     /// None until it has been tried.
@@ -94,6 +97,15 @@ impl Host for DaemonHost {
     }
 }
 
+/// The leases of a session, for the cache.
+struct SessionLeases(Arc<dyn SessionControl>);
+
+impl LeasedAttributes for SessionLeases {
+    fn leased(&self, id: FileId) -> Option<Attr> {
+        self.0.leased_attributes(id)
+    }
+}
+
 impl ServerConnection {
     pub(super) async fn for_worker(&self, index: usize) -> dray_core::Result<Stack> {
         if index == 0 {
@@ -105,11 +117,18 @@ impl ServerConnection {
         let session = known.ok().and_then(|known| known.clone().flatten());
         let session = session.ok_or(Error::new(Errno::EHOSTUNREACH))?;
         session.attach_here();
-        let stack = session.stack();
+        let stack = self.cached(session.stack());
         Ok(match &self.calls {
             Some(calls) => observed_stack(stack, calls),
             None => stack,
         })
+    }
+
+    fn cached(&self, stack: Stack) -> Stack {
+        let Some(cache) = &self.cache else { return stack };
+        let leases = Arc::new(SessionLeases(stack.session.clone()));
+        let fs = Arc::new(CachedFs::new(stack.fs, leases, cache.clone()));
+        Stack { fs, session: stack.session }
     }
 
     async fn connect(&self) -> Option<ClientConnection> {

@@ -14,12 +14,16 @@ pub(crate) mod umount;
 pub(crate) mod upgrade;
 
 use std::future::Future;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dray_client::{ClientConnection, ClientMemory, ConnectError, ConnectOptions, Target};
+use dray_cache::{CacheOptions, LocalCache};
+use dray_client::{
+    ClientConnection, ClientMemory, ConnectError, ConnectOptions, LeaseWish, Target,
+};
 use dray_core::{Context, Errno, FileType, Pid, RequestId};
 use dray_fuse::{
     Consistency, Device, MountFlags, MountOptions, Options as FuseOptions, PerThread, Reporter,
@@ -122,6 +126,7 @@ pub struct RunningMount {
     mount: Mount,
     mounted: ServedMount,
     session: ClientConnection,
+    cache: Option<Arc<LocalCache>>,
     calls: Option<Arc<Metrics>>,
     reporter: Arc<Reporter>,
 }
@@ -135,6 +140,12 @@ impl Mount {
         foreground: bool,
         waiting: ReadinessPipe,
     ) -> Result<(), Failure> {
+        if let Some(options) = self.plan.cache_options() {
+            let dir = options.dir.display().to_string();
+            LocalCache::open(options).map_err(|error| {
+                Failure::new(format!("the cache {dir} cannot be used: {}", cache_trouble(&error)))
+            })?;
+        }
         let offered = self.try_server()?;
         // Before anything is mounted: what there is no room for leaves nothing behind.
         let memory = MountMemory::create(self.plan.key.as_ref())?;
@@ -175,7 +186,7 @@ impl Mount {
 
     /// Whether the kernel believes earlier answers.
     fn believes(&self) -> bool {
-        self.plan.consistency != Consistency::Strict
+        self.plan.leases || self.plan.consistency != Consistency::Strict
     }
 
     /// Whether the kernel checks permissions in the mount that is there. What the server says may be
@@ -191,6 +202,11 @@ impl Mount {
             replay_bytes: self.plan.replay_bytes,
             caches: self.plan.consistency == Consistency::CloseToOpen,
             counts_on_one_user: self.believes() && !self.kernel_checks(),
+            leases: match self.plan.leases {
+                // Whoever calls, the kernel checks, or all callers are one user.
+                true => LeaseWish::Yes { callers_are_checked: true },
+                false => LeaseWish::No,
+            },
             definition: 0,
         }
     }
@@ -306,6 +322,7 @@ impl Mount {
         let (session_sender, session_receiver) = watch::channel(None);
         // A mount without metrics does not pay for them.
         let calls = self.plan.metrics.as_ref().map(|_| Arc::new(Metrics::new()));
+        let cache = self.plan.cache_options().and_then(open_cache);
         let host = Arc::new(DaemonHost::new(wishes));
         let options = FuseOptions { workers: device.clones.len(), host, ..self.fuse_options() };
         let connection = Arc::new(ServerConnection {
@@ -314,6 +331,7 @@ impl Mount {
             memory,
             wait,
             replaceable,
+            cache: cache.clone(),
             calls: calls.clone(),
             session_sender,
             session_receiver: session_receiver.clone(),
@@ -331,13 +349,14 @@ impl Mount {
         let session = session_receiver.borrow().clone().flatten();
         let session = session.ok_or_else(|| Failure::new("the server went away"))?;
         let reporter = Arc::new(mounted.reporter());
-        Ok(RunningMount { mount: self, mounted, session, calls, reporter })
+        Ok(RunningMount { mount: self, mounted, session, calls, cache, reporter })
     }
 
     fn fuse_options(&self) -> FuseOptions {
         FuseOptions {
             consistency: self.plan.consistency,
             kernel_checks: self.kernel_checks(),
+            leases: self.plan.leases,
             shared_mmap: self.plan.shared_mmap,
             transport: self.plan.transport,
             attr_validity: self.plan.attr_validity,
@@ -346,6 +365,32 @@ impl Mount {
             patience: self.plan.timeout,
             ..FuseOptions::default()
         }
+    }
+}
+
+/// A mount goes on without its cache if that cannot be used.
+fn open_cache(options: CacheOptions) -> Option<Arc<LocalCache>> {
+    let dir = options.dir.clone();
+    let opened = LocalCache::open(options);
+    opened
+        .inspect_err(|error| {
+            log::error!(
+                "the cache {} cannot be used: {}; reads go to the server",
+                dir.display(),
+                cache_trouble(error)
+            );
+        })
+        .ok()
+}
+
+/// What is wrong with the directory of a cache, and what helps.
+fn cache_trouble(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "the directory must belong to the user of the mount and be closed to others (chmod 700)"
+                .into()
+        }
+        _ => error.to_string(),
     }
 }
 
@@ -398,6 +443,7 @@ impl RunningMount {
             known: self.mount.known.clone(),
             target: self.mount.target.to_string(),
             consistency: self.mount.plan.consistency,
+            cache: self.cache.clone(),
             timeout: self.mount.plan.timeout,
             session: self.session.clone(),
             reporter: Reporter::clone(&self.reporter),
@@ -418,7 +464,7 @@ impl RunningMount {
         beside: impl Future<Output = ()> + Send + 'static,
     ) -> Result<(), Failure> {
         let report = self.report();
-        let RunningMount { mount, mounted, session, calls, reporter: _reporter } = self;
+        let RunningMount { mount, mounted, session, calls, cache: _, reporter: _reporter } = self;
         let (end, ended) = oneshot::channel();
         let waiter = std::thread::Builder::new().name("dray-wait".into()).spawn(move || {
             let _ = end.send(mounted.wait()); // we wait for it until the end

@@ -1,7 +1,9 @@
 //! `-o` options of a mount.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
+use dray_cache::{CacheOptions, CacheRules};
 use dray_client::Key;
 use dray_fuse::{Consistency, MountFlags, TransportWish};
 
@@ -34,6 +36,14 @@ pub struct MountPlan {
     /// Files can be mapped by several programs that see each other's stores, and not those of other
     /// mounts.
     pub shared_mmap: bool,
+    /// Under strict the server leases names and attributes, which the kernel believes meanwhile.
+    pub leases: bool,
+    /// The cache on a local disk.
+    pub cache: Option<PathBuf>,
+    /// Most bytes that it takes.
+    pub cache_bytes: u64,
+    /// Which files it keeps, as it was said.
+    pub cache_rules: Option<String>,
     /// How long attributes and names are believed under close-to-open.
     pub attr_validity: Duration,
     /// Unsynced writes kept for a server that loses power, bytes.
@@ -65,6 +75,10 @@ impl Default for MountPlan {
             read_only: false,
             allow_other: None,
             shared_mmap: true,
+            leases: false,
+            cache: None,
+            cache_bytes: CACHE_BYTES,
+            cache_rules: None,
             attr_validity: Duration::from_secs(1),
             replay_bytes: 64 << 20,
             workers: 0,
@@ -79,7 +93,12 @@ impl Default for MountPlan {
 }
 
 /// Options that mean something to us.
-const KNOWN: [&str; 22] = [
+/// Of a cache whose size is not said.
+const CACHE_BYTES: u64 = 10 << 30;
+/// Less is no use.
+const CACHE_MIN_BYTES: u64 = 16 << 20;
+
+const KNOWN: [&str; 26] = [
     "timeout",
     "consistency",
     "transport",
@@ -99,6 +118,10 @@ const KNOWN: [&str; 22] = [
     "noallow_other",
     "shared_mmap",
     "noshared_mmap",
+    "leases",
+    "cache",
+    "cache_size",
+    "cache_rules",
     "metrics",
     "retry",
     "remount",
@@ -106,7 +129,7 @@ const KNOWN: [&str; 22] = [
 
 /// What shells offer of these behind `-o`: with each value that is a word, or with what comes before
 /// a value.
-pub const OFFERED: [&str; 28] = [
+pub const OFFERED: [&str; 33] = [
     "ro",
     "rw",
     "nosuid",
@@ -131,6 +154,11 @@ pub const OFFERED: [&str; 28] = [
     "consistency=strict",
     "consistency=close-to-open",
     "consistency=immutable",
+    "leases=yes",
+    "cache=",
+    "cache_size=",
+    "cache_rules=",
+    "leases=no",
     "transport=auto",
     "transport=uring",
     "transport=classic",
@@ -202,7 +230,27 @@ impl MountPlan {
         }
         let mut options = options.iter().filter(|option| !option.is_empty());
         options.try_for_each(|one| plan.set(one, auth))?;
+        if plan.cache.is_some() && !plan.leases {
+            let what =
+                "mount option `cache`: it needs leases=yes, here and for the export at the server";
+            return Err(Failure::usage(what.to_owned()));
+        }
+        if plan.leases && plan.consistency != Consistency::Strict {
+            let what =
+                "mount option `leases`: only consistency=strict has leases; leave one of them out";
+            return Err(Failure::usage(what.to_owned()));
+        }
         Ok(plan)
+    }
+
+    /// The cache that is wanted.
+    pub fn cache_options(&self) -> Option<CacheOptions> {
+        let rules = self.cache_rules.as_deref().and_then(|rules| CacheRules::parse(rules).ok());
+        Some(CacheOptions {
+            dir: self.cache.clone()?,
+            size_bytes: self.cache_bytes,
+            rules: rules.unwrap_or_default(), // they were checked when they were read
+        })
     }
 
     /// The flags for mount(2).
@@ -230,6 +278,10 @@ impl MountPlan {
             ("metrics", self.metrics.clone().unwrap_or_else(|| "none".to_owned())),
             ("allow_other", if allow_other { "yes" } else { "no" }.to_owned()),
             ("shared_mmap", if self.shared_mmap { "yes" } else { "no" }.to_owned()),
+            ("leases", if self.leases { "yes" } else { "no" }.to_owned()),
+            ("cache", none_or(self.cache.as_ref().map(|dir| dir.display().to_string()))),
+            ("cache_size", self.cache_bytes.to_string()),
+            ("cache_rules", none_or(self.cache_rules.clone())),
         ]
     }
 
@@ -255,6 +307,26 @@ impl MountPlan {
             }
             "consistency" => {
                 self.consistency = parse_consistency(needed()?).map_err(|w| wrong(&w))?
+            }
+            "leases" => {
+                self.leases = parse_yes_no(value.unwrap_or("yes")).map_err(|what| wrong(&what))?
+            }
+            "cache" => {
+                let dir = PathBuf::from(needed()?);
+                if !dir.is_absolute() {
+                    return Err(wrong("the absolute path of a directory is needed"));
+                }
+                self.cache = Some(dir);
+            }
+            "cache_size" => {
+                let bytes =
+                    dray_cache::parse_size(needed()?).filter(|bytes| *bytes >= CACHE_MIN_BYTES);
+                self.cache_bytes =
+                    bytes.ok_or_else(|| wrong("a size such as 200G is needed, 16M or more"))?;
+            }
+            "cache_rules" => {
+                CacheRules::parse(needed()?).map_err(|what| wrong(&what))?;
+                self.cache_rules = value.map(str::to_owned);
             }
             "transport" => {
                 self.transport = parse_transport(needed()?).map_err(|what| wrong(&what))?
@@ -324,6 +396,18 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
     let digits = text.strip_suffix('s').unwrap_or(text);
     let seconds = digits.parse::<f64>().ok().filter(|seconds| (0.0..SECONDS_MAX).contains(seconds));
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "a number of seconds is needed".to_owned())
+}
+
+fn none_or(value: Option<String>) -> String {
+    value.unwrap_or_else(|| "none".to_owned())
+}
+
+fn parse_yes_no(text: &str) -> Result<bool, String> {
+    match text {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err(format!("it is yes or no{}", meant(text, ["yes", "no"]))),
+    }
 }
 
 fn parse_consistency(text: &str) -> Result<Consistency, String> {

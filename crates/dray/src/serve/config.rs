@@ -81,6 +81,7 @@ pub struct ExportTable {
     anongid: Option<u32>,
     allow: Vec<String>,
     insecure: bool,
+    leases: bool,
     read_ahead: Option<String>,
     merge_writes: Option<String>,
     audit: Option<AuditTable>,
@@ -121,7 +122,7 @@ const KEYS: [&str; 16] = [
     "export",
     "fault",
 ];
-const EXPORT_KEYS: [&str; 12] = [
+const EXPORT_KEYS: [&str; 13] = [
     "name",
     "dir",
     "read_only",
@@ -130,6 +131,7 @@ const EXPORT_KEYS: [&str; 12] = [
     "anongid",
     "allow",
     "insecure",
+    "leases",
     "read_ahead",
     "merge_writes",
     "audit",
@@ -405,6 +407,7 @@ impl ExportTable {
         }
         plan.read_only = self.read_only;
         plan.insecure = self.insecure;
+        plan.leases = self.leases;
         for (key, value) in [("read_ahead", &self.read_ahead), ("merge_writes", &self.merge_writes)]
         {
             let value = value.as_deref().unwrap_or("no");

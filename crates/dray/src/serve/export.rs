@@ -33,6 +33,8 @@ pub struct ExportPlan {
     pub allow: Vec<Allow>,
     /// Without a key, too, any user of a client may be anybody.
     pub insecure: bool,
+    /// Names and attributes are leased to clients that want it.
+    pub leases: bool,
     /// The kind of what serves it.
     pub backend: &'static dyn BackendKind,
     /// Where its files are.
@@ -46,8 +48,9 @@ pub struct ExportPlan {
 }
 
 /// Options of all exports on the command line, for slips of the pen. Backends have further ones.
-const OPTIONS: [&str; 9] =
-    ["ro", "rw", "squash", "allow", "anonuid", "anongid", "secure", "insecure", "backend"];
+const OPTIONS: [&str; 10] = [
+    "ro", "rw", "squash", "allow", "anonuid", "anongid", "secure", "insecure", "leases", "backend",
+];
 
 impl ExportPlan {
     /// One of the default backend, with the defaults.
@@ -81,6 +84,7 @@ impl ExportPlan {
             squash: Squash::Root(Squash::NOBODY.0, Squash::NOBODY.1),
             allow: Vec::new(),
             insecure: false,
+            leases: false,
             aggregation: AggregationPlan::default(),
             audit: AuditPlan::default(),
         })
@@ -121,6 +125,7 @@ pub struct UnconfiguredExport {
     pub squash: Squash,
     pub allow: Vec<Allow>,
     pub insecure: bool,
+    pub leases: bool,
     pub aggregation: AggregationPlan,
     pub audit: AuditPlan,
 }
@@ -136,6 +141,7 @@ impl UnconfiguredExport {
             squash,
             allow,
             insecure,
+            leases,
             aggregation,
             audit,
         } = self;
@@ -145,6 +151,15 @@ impl UnconfiguredExport {
                 let meant = meant(&wrong.value, wrong.known.iter().copied());
                 format!("{}{meant}", wrong.what)
             })?;
+        if leases && forward::is_target(&dir) {
+            return Err(
+                "leases: an export that is forwarded does not hear of all changes; leave it out"
+                    .into(),
+            );
+        }
+        if leases && aggregation.merge_bytes > 0 {
+            return Err("leases and merge_writes do not go together: leave one of them out".into());
+        }
         let projection = None; // of those in a file of projections
         Ok(ExportPlan {
             name,
@@ -153,6 +168,7 @@ impl UnconfiguredExport {
             squash,
             allow,
             insecure,
+            leases,
             backend,
             source,
             aggregation,
@@ -195,6 +211,10 @@ impl UnconfiguredExport {
                 "allow" => self.allow.push(value.parse().map_err(|what: String| wrong(&what))?),
                 "anonuid" => uid = Uid(id()?),
                 "anongid" => gid = Gid(id()?),
+                "leases" => {
+                    let value = if part.contains('=') { value } else { "yes" };
+                    self.leases = yes_or_no(value).map_err(|what| wrong(&what))?;
+                }
                 "backend" if part.contains('=') => {} // it has been heeded
                 _ if AGGREGATION_OPTIONS.contains(&key) => {
                     self.aggregation.set(key, value).map_err(|what| wrong(&what))?;
@@ -225,6 +245,14 @@ impl UnconfiguredExport {
             .chain(self.backend.options())
             .copied();
         wrong(&format!("unknown option `{key}`{}", hint(key, known)))
+    }
+}
+
+fn yes_or_no(value: &str) -> Result<bool, String> {
+    match value {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err(format!("`leases` is yes or no, not `{value}`{}", meant(value, ["yes", "no"]))),
     }
 }
 

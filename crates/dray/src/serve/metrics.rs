@@ -3,9 +3,9 @@
 use dray_cluster::EtcdMembership;
 use dray_layers::aggregate::AggregateCounts;
 use dray_layers::metrics::PrometheusText;
-use dray_rpc::server::{Membership, RecoveryStatus, RefusedStatus};
+use dray_rpc::server::{LeaseStatus, Membership, RecoveryStatus, RefusedStatus};
 
-use crate::metrics_http::MetricKind::{Counter, Gauge};
+use crate::metrics_http::MetricKind::{self, Counter, Gauge};
 use crate::metrics_http::{head, sample};
 use crate::serve::qos;
 use crate::status::report::ServerReport;
@@ -22,6 +22,7 @@ pub fn text(report: &ServerReport) -> String {
     hangs(report, &mut text);
     held_back(report, &mut text);
     mapped_twice(&status.mapped_twice, &mut text);
+    leases(&status.leases, &mut text);
     aggregates(report, &mut text);
     slices(report, &mut text);
     audits(report, &mut text);
@@ -188,6 +189,40 @@ fn mapped_twice(exports: &[(String, u64)], text: &mut String) {
     head(text, name, Counter, "Files that two clients stored into by shared mappings.");
     for (export, files) in exports {
         sample(text, name, &format!("export=\"{export}\""), *files);
+    }
+}
+
+/// Leases of the exports that give any, and what became of recalls.
+fn leases(exports: &[(String, LeaseStatus)], text: &mut String) {
+    if exports.is_empty() {
+        return;
+    }
+    type Value = fn(&LeaseStatus) -> u64;
+    let values: [(&str, &str, MetricKind, Value); 5] = [
+        ("leases", "Files leased to clients.", Gauge, |leases| leases.held as u64),
+        ("lease_recalls_total", "Recalls sent to clients.", Counter, |leases| leases.recalls),
+        ("lease_recalls_acknowledged_total", "Recalls that clients answered.", Counter, |leases| {
+            leases.acknowledged
+        }),
+        (
+            "lease_recalls_expired_total",
+            "Recalls that ended with the leases of their client.",
+            Counter,
+            |leases| leases.expired,
+        ),
+        (
+            "lease_fences_total",
+            "Times that a client did not answer, and lost its leases and connections.",
+            Counter,
+            |leases| leases.fences,
+        ),
+    ];
+    for (name, help, kind, value) in values {
+        let name = format!("dray_{name}");
+        head(text, &name, kind, help);
+        for (export, leases) in exports {
+            sample(text, &name, &format!("export=\"{export}\""), value(leases));
+        }
     }
 }
 

@@ -331,6 +331,7 @@ impl ExportOpener {
         let mut export = Export::new(name, stack.fs.clone(), plan.allow.clone());
         export.admission = stack.admission.clone();
         export.insecure = plan.insecure;
+        export.leases = plan.leases;
         export.writes_late = plan.aggregation.merge_bytes > 0;
         export.one_user = matches!(plan.squash, Squash::All(..));
         export.squashes = plan.squash != Squash::None;

@@ -3,11 +3,15 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use dray_client::{ChannelStats, ClientConnection, LossEvent, SessionStatus, UnsyncedStatus};
+use dray_cache::LocalCache;
+use dray_client::{
+    ChannelStats, ClientConnection, LeaseMemoryStatus, LossEvent, SessionStatus, UnsyncedStatus,
+};
 use dray_fuse::{Consistency, InFlight, JobTable, Reporter, Transport};
-use dray_rpc::server::{Server, ServerStatus};
+use dray_rpc::server::{LeaseStatus, Server, ServerStatus};
 use dray_rt::Instant;
 use serde_json::{Value, json};
 
@@ -28,6 +32,22 @@ pub struct ServerReport {
     pub state: PathBuf,
     pub threads: usize,
     pub since: Instant,
+}
+
+/// What the cache on the local disk has done since the daemon began.
+fn local_cache(cache: &LocalCache) -> Value {
+    let counts = &cache.counts;
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    json!({
+        "dir": cache.dir().display().to_string(),
+        "limit_bytes": cache.size_bytes(),
+        "hits": count(&counts.hits),
+        "hit_bytes": count(&counts.hit_bytes),
+        "misses": count(&counts.misses),
+        "stored_bytes": count(&counts.stored_bytes),
+        "unleased": count(&counts.unleased),
+        "errors": count(&counts.errors),
+    })
 }
 
 fn seconds(time: Duration) -> f64 {
@@ -100,6 +120,7 @@ impl ServerReport {
         let below = status.exports.iter().find(|(name, _)| *name == export.name);
         let mapped_twice = status.mapped_twice.iter().find(|(name, _)| *name == export.name);
         let mapped_twice = mapped_twice.map_or(0, |(_, files)| *files);
+        let leases = status.leases.iter().find(|(name, _)| *name == export.name);
         let ops: Value =
             serde_json::from_str(&export.metrics.snapshot().json()).unwrap_or(Value::Null);
         json!({
@@ -121,6 +142,7 @@ impl ServerReport {
             "failover": self.slices.get(&export.name).map(|slices| slices.report()),
             "ops": ops,
             "mapped_twice": mapped_twice,
+            "leases": leases.map(|(_, leases)| lease_counts(leases)),
             "aggregate": export.aggregate_counts().map(|counts| {
                 let named = counts.named().map(|(name, count)| (name.to_owned(), json!(count)));
                 Value::Object(named.collect())
@@ -198,6 +220,16 @@ impl ServerReport {
     }
 }
 
+fn lease_counts(leases: &LeaseStatus) -> Value {
+    json!({
+        "held": leases.held,
+        "recalls": leases.recalls,
+        "acknowledged": leases.acknowledged,
+        "expired": leases.expired,
+        "fences": leases.fences,
+    })
+}
+
 fn clients(status: &ServerStatus) -> Vec<Value> {
     let client = |client: &dray_rpc::server::ClientStatus| {
         json!({
@@ -211,6 +243,7 @@ fn clients(status: &ServerStatus) -> Vec<Value> {
             "read_bytes": client.read_bytes,
             "written_bytes": client.written_bytes,
             "away_s": client.away.map(seconds),
+            "leases": client.leases.as_ref().map(lease_counts),
         })
     };
     status.clients.iter().map(client).collect()
@@ -222,6 +255,7 @@ pub struct MountReport {
     pub target: String,
     pub consistency: Consistency,
     pub timeout: Option<Duration>,
+    pub cache: Option<Arc<LocalCache>>,
     pub session: ClientConnection,
     pub reporter: Reporter,
     pub since: Instant,
@@ -283,6 +317,7 @@ impl MountReport {
                 "servers": servers(projection, &self.session),
             })),
             "process": { "copied_bytes": dray_core::copied_bytes() },
+            "cache": self.cache.as_ref().map(|cache| local_cache(cache)),
             "unsynced": unsynced(&UnsyncedStatus::sum(sessions.iter().map(|one| &one.unsynced))),
             "ops": counts,
             "read_bytes": stats.bytes.0,
@@ -317,9 +352,24 @@ pub(super) fn server(sessions: &[SessionStatus]) -> Value {
             "used": sessions.iter().map(|session| session.open_ahead.used).sum::<u64>(),
             "given_up": sessions.iter().map(|session| session.open_ahead.given_up).sum::<u64>(),
         },
+        "leases": remembered_leases(sessions),
         "calls_resent": of_channels(|channel| channel.resent),
         "calls_in_flight": of_channels(|channel| channel.in_flight),
         "reconnections": of_channels(|channel| channel.connections.saturating_sub(1)),
+    })
+}
+
+/// None if no session wants leases.
+fn remembered_leases(sessions: &[SessionStatus]) -> Option<Value> {
+    let leases: Vec<_> = sessions.iter().filter_map(|session| session.leases).collect();
+    let sum = |field: fn(&LeaseMemoryStatus) -> u64| leases.iter().map(field).sum::<u64>();
+    (!leases.is_empty()).then(|| {
+        json!({
+            "names": sum(|one| one.names),
+            "attributes": sum(|one| one.attributes),
+            "hits": sum(|one| one.hits),
+            "recalled": sum(|one| one.recalled),
+        })
     })
 }
 

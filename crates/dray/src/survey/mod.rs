@@ -82,6 +82,7 @@ pub fn run(args: &SurveyArgs) -> Result<(), Failure> {
         replay_bytes: 0,
         caches: false,
         counts_on_one_user: false,
+        leases: dray_client::LeaseWish::No,
         definition: 0,
     };
     let mut survey = Survey::new(args);

@@ -3,7 +3,7 @@
 
 mod check;
 mod reassemble;
-mod xattrs;
+pub mod xattrs;
 
 use std::collections::VecDeque;
 use std::fs::{self, Metadata};

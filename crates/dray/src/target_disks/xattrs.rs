@@ -16,7 +16,7 @@ fn counted(result: isize) -> io::Result<usize> {
 }
 
 /// None: there is no such attribute. Errors: those of lgetxattr(2).
-pub(super) fn get(path: &Path, name: &[u8]) -> io::Result<Option<Vec<u8>>> {
+pub fn get(path: &Path, name: &[u8]) -> io::Result<Option<Vec<u8>>> {
     let (path, name) = (c_path(path)?, CString::new(name)?);
     let mut value = vec![0; XATTR_MAX_BYTES];
     // SAFETY: both names end with NUL, and the buffer has the size that is said.
@@ -51,7 +51,7 @@ pub(super) fn list(path: &Path) -> io::Result<Vec<Vec<u8>>> {
 }
 
 /// Errors: those of lsetxattr(2).
-pub(super) fn set(path: &Path, name: &[u8], value: &[u8]) -> io::Result<()> {
+pub fn set(path: &Path, name: &[u8], value: &[u8]) -> io::Result<()> {
     let (path, name) = (c_path(path)?, CString::new(name)?);
     // SAFETY: both names end with NUL, and the value has the size that is said.
     let done = unsafe {

@@ -7,6 +7,7 @@ use dray_core::{
 use crate::front::Worker;
 use crate::proto::abi::fattr;
 use crate::proto::{Operation, SetattrArgs, reply};
+use crate::state::changes::ChangeNumber;
 use crate::transport::KernelAnswer;
 
 impl Worker {
@@ -16,14 +17,15 @@ impl Worker {
         node: u64,
         op: &Operation<'_>,
     ) -> Result<KernelAnswer> {
+        let asked = self.asked();
         match *op {
             Operation::Getattr { fh } => {
                 let attr = self.believable(node, self.getattr(cx, node, fh).await?)?;
-                Ok(self.attr_answer(&attr))
+                Ok(self.attr_answer(&attr, node, asked))
             }
             Operation::Statx { fh, .. } => {
                 let attr = self.believable(node, self.getattr(cx, node, fh).await?)?;
-                let believed = self.shared.mode.attributes(&attr);
+                let believed = self.attributes_validity(&attr, node, asked);
                 Ok(KernelAnswer::Small(reply::statx(&attr, believed)))
             }
             Operation::Setattr(ref args) if self.undoes_a_write(cx, node, args).await => {
@@ -35,7 +37,7 @@ impl Worker {
                     0 => self.fs.setattr(cx, self.id(node)?, set).await?,
                     _ => self.file(cx, args.fh).await?.setattr(cx, set).await?,
                 };
-                Ok(self.attr_answer(&self.believable(node, attr)?))
+                Ok(self.attr_answer(&self.believable(node, attr)?, node, asked))
             }
             Operation::Access { mask } => {
                 self.fs.access(cx, self.id(node)?, Access(mask & 7)).await?;
@@ -45,8 +47,8 @@ impl Worker {
         }
     }
 
-    fn attr_answer(&self, attr: &Attr) -> KernelAnswer {
-        KernelAnswer::Small(reply::attr(attr, self.shared.mode.attributes(attr)))
+    fn attr_answer(&self, attr: &Attr, node: u64, asked: ChangeNumber) -> KernelAnswer {
+        KernelAnswer::Small(reply::attr(attr, self.attributes_validity(attr, node, asked)))
     }
 
     /// What the kernel takes for attributes of `node`. Others would have it take the inode for bad,

@@ -7,11 +7,13 @@
 use dray_core::{Context, Entry, Errno, Error, Result};
 
 use crate::front::Worker;
+use crate::front::leased::Answered;
 use crate::transport::KernelAnswer;
 
 impl Worker {
     /// Looks up `.` in a node, which the kernel may have forgotten. `ESTALE` if its file is gone.
     pub(super) async fn lookup_self(&self, cx: &Context, node: u64) -> Result<KernelAnswer> {
+        let asked = self.asked();
         let known = self.shared.nodes.in_handle(node)?;
         let attr = self.believable(node, self.fs.getattr(cx, known.id).await?)?;
         let entry = Entry { id: known.id, attr };
@@ -22,12 +24,14 @@ impl Worker {
             );
         }
         let node = self.shared.nodes.remember_handle(node, known)?;
-        Ok(KernelAnswer::Small(self.entry_reply(node, &entry)))
+        let answered = Answered { dir: None, id: entry.id, node, asked };
+        Ok(KernelAnswer::Small(self.entry_reply(answered, &entry)))
     }
 
     /// Looks up `..` in a directory.
     pub(super) async fn lookup_parent(&self, cx: &Context, node: u64) -> Result<KernelAnswer> {
+        let asked = self.asked();
         let entry = self.fs.parent(cx, self.id(node)?).await?;
-        self.entry(&entry, None).map(KernelAnswer::Small)
+        self.entry(&entry, None, asked).map(KernelAnswer::Small)
     }
 }

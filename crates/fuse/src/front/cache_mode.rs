@@ -7,6 +7,7 @@ use dray_core::{Attr, Error, PageValidity, Ttl, Validity};
 
 use crate::options::{Consistency, Options};
 use crate::proto::reply::KernelValidity;
+use crate::state::published::NAME_VALIDITY_MAX;
 
 /// What a mode of consistency has for answers that say nothing, and what it bounds.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +26,9 @@ enum Names {
     /// Each is looked up each time it is used, whatever an answer says. The server checks
     /// permissions, and has to see each component of a path.
     Asked,
+    /// Each is believed as long as its lease lasts, and `max` at most. The server breaks the lease before the
+    /// name leads elsewhere, and the kernel checks permissions.
+    Leased { max: Duration },
     /// Each is believed as long as the answer says, and may lead elsewhere at the server meanwhile.
     MayChange,
     /// Each is believed as long as the answer says, and leads where it led.
@@ -32,12 +36,19 @@ enum Names {
 }
 
 impl CacheMode {
-    pub(crate) fn of(options: &Options) -> CacheMode {
+    /// `names_expire`: the kernel can be told that a name's time is over.
+    pub(crate) fn of(options: &Options, names_expire: bool) -> CacheMode {
         let Options { attr_validity, entry_validity, negative_validity, .. } = *options;
         let (entry, attr, absence, pages, names) = match options.consistency {
             Consistency::Strict => {
                 let none = Duration::ZERO;
-                (none, none, none, PageValidity::Never, Names::Asked)
+                let names = match options.leases {
+                    true if names_expire => Names::Leased { max: NAME_VALIDITY_MAX },
+                    // Dropping a name would drop what is mounted behind it, too.
+                    true => Names::Leased { max: Duration::ZERO },
+                    false => Names::Asked,
+                };
+                (none, none, none, PageValidity::Never, names)
             }
             Consistency::CloseToOpen => (
                 entry_validity,
@@ -58,6 +69,7 @@ impl CacheMode {
     pub(crate) fn name(&self, attr: &Attr) -> Duration {
         match self.names {
             Names::Asked => Duration::ZERO,
+            Names::Leased { max } => said(attr.validity.name, Duration::ZERO).min(max),
             Names::MayChange | Names::Stay => said(attr.validity.name, self.times.entry),
         }
     }
@@ -76,6 +88,7 @@ impl CacheMode {
     pub(crate) fn absence(&self, error: &Error) -> Duration {
         match self.names {
             Names::Asked => Duration::ZERO,
+            Names::Leased { max } => said(error.absence(), Duration::ZERO).min(max),
             Names::MayChange | Names::Stay => said(error.absence(), self.absence),
         }
     }
@@ -94,6 +107,11 @@ impl CacheMode {
     /// those of another version.
     pub(crate) fn looks_at_open(&self) -> bool {
         self.pages == PageValidity::UntilChanged
+    }
+
+    /// Whether what is believed may be recalled.
+    pub(crate) fn is_leased(&self) -> bool {
+        matches!(self.names, Names::Leased { .. })
     }
 
     /// Whether the kernel goes by names that others may have changed.
@@ -116,7 +134,7 @@ mod tests {
         let [attr_validity, entry_validity, negative_validity] = [1, 2, 3].map(Duration::from_secs);
         let times =
             Options { attr_validity, entry_validity, negative_validity, ..Options::default() };
-        CacheMode::of(&Options { consistency, ..times })
+        CacheMode::of(&Options { consistency, ..times }, true)
     }
 
     /// Seconds of a name, of attributes and of an absence, and pages.
@@ -143,6 +161,19 @@ mod tests {
         ] {
             assert_eq!(believed(mode(consistency), None, None), (times, pages));
             assert_eq!(mode(consistency).pages(None), pages);
+        }
+    }
+
+    /// A recall of a name waits for no longer than the kernel believes it.
+    #[test]
+    fn leased_names_are_believed_for_a_while_and_only_where_the_kernel_can_be_told() {
+        let options = Options { leases: true, ..Options::default() };
+        let long = Some(Ttl::of(Duration::from_secs(5)));
+        for (names_expire, names) in [(true, NAME_VALIDITY_MAX.as_secs()), (false, 0)] {
+            let mode = CacheMode::of(&options, names_expire);
+            assert!(mode.is_leased() && !mode.names_may_change());
+            assert_eq!(believed(mode, long, None).0, [names, 5, names]);
+            assert_eq!(believed(mode, None, None), ([0; 3], PageValidity::Never));
         }
     }
 

@@ -7,10 +7,13 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use dray_core::{Context, DirEntry, DirPage, FileId, FileType, Name, OpenFile, Result};
+use dray_core::{
+    Attr, Context, DirEntry, DirPage, Entry, FileId, FileType, Name, OpenFile, Result,
+};
 use dray_rt::{Instant, now};
 
 use crate::front::Worker;
+use crate::front::leased::Answered;
 use crate::proto::reply::{DirList, ENTRY_BYTES};
 use crate::proto::wire::Small;
 use crate::state::changes::ChangeNumber;
@@ -43,6 +46,13 @@ pub(crate) struct Listing {
     read_at: Option<Instant>,
     /// What this mount has changed since is not in it.
     read_after: ChangeNumber,
+}
+
+/// When a page was fetched.
+#[derive(Clone, Copy)]
+struct FetchedAt {
+    age: Duration,
+    asked: ChangeNumber,
 }
 
 impl Listing {
@@ -170,7 +180,8 @@ impl Worker {
             let fresh = self.is_young(entry, age)
                 && !self.shared.changes.since(listing.read_after, entry.id)
                 && !self.was_opened_since(entry);
-            let head = plus.then(|| self.plus_entry((dir, name), entry, fresh));
+            let fetched = FetchedAt { age: age.unwrap_or_default(), asked: listing.read_after };
+            let head = plus.then(|| self.plus_entry((dir, name), entry, fresh.then_some(fetched)));
             let head = head.as_ref().map(Small::as_slice);
             let ino = entry.attr.map_or(entry.id.ino, |attr| attr.ino);
             list.push(name, ino, entry.cookie, kind, head);
@@ -196,14 +207,23 @@ impl Worker {
 
     /// The entry answer within a list: node 0, which says nothing, where there are no
     /// attributes young enough to be believed.
-    fn plus_entry(&self, place: (FileId, &[u8]), entry: &DirEntry, fresh: bool) -> Small {
-        let known = entry.attr.filter(|_| fresh).and_then(|attr| {
+    fn plus_entry(
+        &self,
+        place: (FileId, &[u8]),
+        entry: &DirEntry,
+        fresh: Option<FetchedAt>,
+    ) -> Small {
+        let known = entry.attr.zip(fresh).and_then(|(attr, FetchedAt { age, asked })| {
+            let attr = match self.shared.mode.is_leased() {
+                true => Attr { validity: attr.validity.after(age), ..attr },
+                false => attr,
+            };
             let (dir, name) = place;
             let place = Name::new(name).ok().map(|name| (dir, name));
             let seen = place.map(|place| self.binding(&attr, place));
             let node = self.shared.nodes.remember(entry.id, seen).ok()?;
-            let entry = dray_core::Entry { id: entry.id, attr };
-            Some(self.entry_reply(node, &entry))
+            let answered = Answered { dir: Some(dir), id: entry.id, node, asked };
+            Some(self.entry_reply(answered, &Entry { id: entry.id, attr }))
         });
         known.unwrap_or_else(nothing_known)
     }

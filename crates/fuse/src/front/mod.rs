@@ -8,6 +8,7 @@ pub(crate) mod cache_mode;
 mod changes;
 pub(crate) mod dirs;
 mod file;
+mod leased;
 mod locks;
 mod misc;
 mod names;

@@ -5,10 +5,12 @@ use dray_core::{
     Result, Ttl,
 };
 
+use crate::front::leased::Answered;
 use crate::front::{Worker, invalid};
 use crate::proto::Operation;
-use crate::proto::reply::{self, NodeRef};
+use crate::proto::reply;
 use crate::proto::wire::Small;
+use crate::state::changes::ChangeNumber;
 use crate::state::moved::renames;
 use crate::state::places::NameBinding;
 use crate::transport::KernelAnswer;
@@ -21,18 +23,19 @@ impl Worker {
         op: &Operation<'_>,
     ) -> Result<KernelAnswer> {
         let id = self.id(node)?;
+        let asked = self.asked();
         match *op {
             Operation::Lookup { name } => self.lookup(cx, (node, id), name).await,
             Operation::Readlink => Ok(KernelAnswer::Bytes(self.fs.readlink(cx, id).await?)),
             Operation::Symlink { name, target } => {
-                self.make(cx, id, name, Make::Symlink { target }).await
+                self.make(cx, (id, name), Make::Symlink { target }, asked).await
             }
             Operation::Mknod { name, mode, rdev, .. } => {
-                self.make(cx, id, name, Make::Node { mode, rdev }).await
+                self.make(cx, (id, name), Make::Node { mode, rdev }, asked).await
             }
             Operation::Mkdir { name, mode, .. } => {
                 let entry = self.fs.make(cx, id, name, Make::Directory { mode }).await?;
-                self.directory_answer(&entry, (node, id), name, || false)
+                self.directory_answer(&entry, (node, id, name), asked, || false)
             }
             Operation::Unlink { name } => self.remove(cx, id, name, RemoveKind::File).await,
             Operation::Rmdir { name } => self.remove(cx, id, name, RemoveKind::Directory).await,
@@ -50,7 +53,7 @@ impl Worker {
             }
             Operation::Link { node, name } => {
                 let entry = self.fs.link(cx, self.id(node)?, id, name).await?;
-                self.entry_answer(&entry, (id, name))
+                self.entry_answer(&entry, (id, name), asked)
             }
             _ => Err(Errno::EIO.into()),
         }
@@ -62,18 +65,19 @@ impl Worker {
         (node, dir): (u64, FileId),
         name: &Name,
     ) -> Result<KernelAnswer> {
+        let asked = self.asked();
         let found = self.fs.lookup(cx, dir, name).await;
         if let Some(caller) = self.who_was_sent_back(cx.pid).await {
             self.shared.stale_retries.finds(caller, found.as_ref().ok().map(|entry| entry.id));
         }
         match found {
             Ok(entry) if entry.attr.file_type() == FileType::Directory => {
-                self.directory_answer(&entry, (node, dir), name, || renames(cx.pid))
+                self.directory_answer(&entry, (node, dir, name), asked, || renames(cx.pid))
             }
-            Ok(entry) if !self.may_be_opened(cx, &entry).await? => self.barred_answer(entry),
-            Ok(entry) => self.entry_answer(&entry, (dir, name)),
+            Ok(entry) if !self.may_be_opened(cx, &entry).await? => self.barred_answer(entry, asked),
+            Ok(entry) => self.entry_answer(&entry, (dir, name), asked),
             Err(error) => {
-                let believed = self.shared.mode.absence(&error);
+                let believed = self.absence_validity(&error, (dir, asked));
                 if error.errno() == Errno::ENOENT && !believed.is_zero() {
                     return Ok(KernelAnswer::Small(reply::negative_entry(believed)));
                 }
@@ -109,21 +113,22 @@ impl Worker {
 
     /// What the caller sees of a special file that it may not open. It sees the same attributes on
     /// an inode of its own, behind which is nothing: no device, no listener, nobody's FIFO.
-    fn barred_answer(&self, mut entry: Entry) -> Result<KernelAnswer> {
+    fn barred_answer(&self, mut entry: Entry, asked: ChangeNumber) -> Result<KernelAnswer> {
         entry.attr.rdev = 0;
         let node = self.shared.nodes.remember_apart(entry.id)?;
-        Ok(KernelAnswer::Small(self.entry_reply(node, &entry)))
+        let answered = Answered { dir: None, id: entry.id, node, asked };
+        Ok(KernelAnswer::Small(self.entry_reply(answered, &entry)))
     }
 
     async fn make(
         &self,
         cx: &Context,
-        dir: FileId,
-        name: &Name,
+        (dir, name): (FileId, &Name),
         what: Make<'_>,
+        asked: ChangeNumber,
     ) -> Result<KernelAnswer> {
         let entry = self.fs.make(cx, dir, name, what).await?;
-        self.entry_answer(&entry, (dir, name))
+        self.entry_answer(&entry, (dir, name), asked)
     }
 
     async fn remove(
@@ -144,31 +149,44 @@ impl Worker {
     fn directory_answer(
         &self,
         entry: &Entry,
-        (parent, dir): (u64, FileId),
-        name: &Name,
+        (parent, dir, name): (u64, FileId, &Name),
+        asked: ChangeNumber,
         apart: impl FnOnce() -> bool,
     ) -> Result<KernelAnswer> {
         let nodes = &self.shared.nodes;
         let seen = self.binding(&entry.attr, (dir, name));
         let node = nodes.remember_directory(entry.id, seen, parent, apart)?;
-        Ok(KernelAnswer::Small(self.entry_reply(node, entry)))
+        let answered = Answered { dir: Some(dir), id: entry.id, node, asked };
+        Ok(KernelAnswer::Small(self.entry_reply(answered, entry)))
     }
 
-    fn entry_answer(&self, entry: &Entry, place: (FileId, &Name)) -> Result<KernelAnswer> {
-        self.entry(entry, Some(place)).map(KernelAnswer::Small)
+    fn entry_answer(
+        &self,
+        entry: &Entry,
+        place: (FileId, &Name),
+        asked: ChangeNumber,
+    ) -> Result<KernelAnswer> {
+        self.entry(entry, Some(place), asked).map(KernelAnswer::Small)
     }
 
     /// Tells the kernel of a file that is no directory: from now on it counts until it is forgotten.
-    pub(crate) fn entry(&self, entry: &Entry, place: Option<(FileId, &Name)>) -> Result<Small> {
+    pub(crate) fn entry(
+        &self,
+        entry: &Entry,
+        place: Option<(FileId, &Name)>,
+        asked: ChangeNumber,
+    ) -> Result<Small> {
         let seen = place.map(|place| self.binding(&entry.attr, place));
         let node = self.shared.nodes.remember(entry.id, seen)?;
-        Ok(self.entry_reply(node, entry))
+        let answered = Answered { dir: place.map(|(dir, _)| dir), id: entry.id, node, asked };
+        Ok(self.entry_reply(answered, entry))
     }
 
     /// What tells the kernel of it.
-    pub(super) fn entry_reply(&self, node: NodeRef, entry: &Entry) -> Small {
+    pub(super) fn entry_reply(&self, answered: Answered, entry: &Entry) -> Small {
+        let node = answered.node;
         self.shared.nodes.note_type(node.node, entry.attr.file_type());
-        reply::entry(node, entry, self.shared.mode.entry(&entry.attr))
+        reply::entry(node, entry, self.entry_validity(&entry.attr, answered))
     }
 
     /// A name that led to a file with these attributes.

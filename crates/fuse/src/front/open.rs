@@ -81,13 +81,13 @@ impl Worker {
                     request: cx.origin.request,
                 });
                 let made = self.fs.create(cx, id, name, how).await?;
-                self.created(cx, made, Some((id, name)), how, asked)
+                self.created(cx, made, Some((id, name)), how, (asked, before))
             }
             Operation::Tmpfile { flags, mode, open_flags, .. } => {
                 let mut how = self.create_how(flags, mode, open_flags);
                 how.open.flags &= !libc::O_TMPFILE; // which has O_DIRECTORY in it
                 let made = self.fs.tmpfile(cx, id, how).await?;
-                self.created(cx, made, None, how, asked)
+                self.created(cx, made, None, how, (asked, before))
             }
             _ => Err(Errno::EIO.into()),
         }
@@ -99,9 +99,9 @@ impl Worker {
         (entry, file): (Entry, Arc<dyn OpenFile>),
         place: Option<(FileId, &Name)>,
         how: CreateHow,
-        asked: XattrQuery,
+        (asked, before): (XattrQuery, changes::ChangeNumber),
     ) -> Result<KernelAnswer> {
-        let out = self.entry(&entry, place)?;
+        let out = self.entry(&entry, place, before)?;
         if let Some(seen) = file.at_open().filter(|seen| seen.no_capability)
             && let Some(node) = self.shared.nodes.find(entry.id)
         {

@@ -151,8 +151,14 @@ fn wanted(options: &Options) -> u64 {
         | init::HAS_RESEND;
     // With attributes believed for no time at all the kernel would look up every name again. So
     // fetching them with the names would be in vain.
+    if options.believes_names() {
+        flags |= init::DO_READDIRPLUS;
+    }
     if options.consistency != Consistency::Strict {
-        flags |= init::DO_READDIRPLUS | init::AUTO_INVAL_DATA;
+        flags |= init::AUTO_INVAL_DATA;
+    }
+    if options.leases {
+        flags |= init::HAS_EXPIRE_ONLY;
     }
     // Without it whatever is not cached is not mapped to be shared (`fuse_file_mmap` in fs/fuse/file.c).
     if !options.shared_mmap {

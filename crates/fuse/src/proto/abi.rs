@@ -164,6 +164,9 @@ pub const EXT_GROUPS: u32 = 32;
 #[allow(missing_docs)]
 pub mod notify {
     pub const INVAL_INODE: i32 = 2;
+    pub const INVAL_ENTRY: i32 = 3;
+    /// Flag of `INVAL_ENTRY`.
+    pub const EXPIRE_ONLY: u32 = 1;
     pub const RESEND: i32 = 7;
 }
 

@@ -7,6 +7,7 @@ pub(crate) mod handles;
 pub(crate) mod moved;
 pub(crate) mod nodes;
 pub(crate) mod places;
+pub(crate) mod published;
 pub(crate) mod region;
 pub(crate) mod stale_retries;
 

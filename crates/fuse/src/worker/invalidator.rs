@@ -16,17 +16,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
-use dray_core::{Context, FileId};
+use dray_core::{Context, FileId, Name};
 use dray_rt::sync::watch;
 use dray_rt::{Instant, now, sleep, timeout};
 
-use crate::notify::inval_inode;
+use crate::notify::{expire_entry, inval_inode};
+use crate::worker::drop_requests::{DropRequest, DropRequests, NUMBER_BYTES};
 use crate::worker::shared::MountShared;
 
 /// Nodes sent at once: pipes take as many bytes whole or not at all (`PIPE_BUF`).
 const NODES_MAX: usize = 512;
-/// Bytes of a node's number, and of a number of nodes.
-const NUMBER_BYTES: usize = 8;
 /// Nodes that may wait for the process to be started; more are left to their next open. (Then what
 /// its pipe has room for may wait: 8,192.)
 const WAITING_MAX: usize = 1024;
@@ -37,9 +36,9 @@ const RETRY: Duration = Duration::from_millis(1);
 /// How long one who was signalled waits on.
 const SIGNALLED_MAX: Duration = Duration::from_secs(1);
 
-/// A process that drops the nodes it receives.
+/// A process that drops the nodes and names it receives.
 pub struct InvalidatorProcess {
-    /// Where it reads nodes.
+    /// Where it reads them.
     pub nodes: PipeWriter,
     /// Where it tells how many it has dropped.
     pub dropped: PipeReader,
@@ -48,14 +47,14 @@ pub struct InvalidatorProcess {
 /// Sends nodes whose pages and attributes are to be dropped to a process that drops them.
 pub(crate) struct Invalidator {
     progress: Mutex<Progress>,
-    /// How many of the nodes sent are dropped, or never will be because their process has ended.
+    /// How many of what was sent are dropped, or never will be because their process has ended.
     dropped: watch::Sender<u64>,
 }
 
 #[derive(Default)]
 struct Progress {
     process: Process,
-    /// Nodes sent so far, to this process and to those before it.
+    /// Nodes and names sent so far, to this process and to those before it.
     count: u64,
     /// Processes started so far.
     processes: u64,
@@ -116,15 +115,15 @@ impl Invalidator {
     }
 
     /// As [`Invalidator::add`], for somebody who waits for it.
-    fn ask(&self, node: u64) -> DropStatus {
+    fn ask(&self, request: DropRequest<'_>) -> DropStatus {
         let mut progress = self.lock();
         let Progress { process, count, .. } = &mut *progress;
         match process {
             Process::Starting(_) => return DropStatus::Later,
             Process::Refused(since) if since.elapsed() < PAUSE => return DropStatus::Never,
-            Process::Runs(pipe) => match tell(pipe, count, &BTreeSet::from([node])) {
-                Ok(0) => return DropStatus::Later,
-                Ok(_) => return DropStatus::Behind(*count),
+            Process::Runs(pipe) => match ask(pipe, count, request) {
+                Ok(false) => return DropStatus::Later,
+                Ok(true) => return DropStatus::Behind(*count),
                 Err(_) => {}
             },
             Process::NotStarted | Process::Refused(_) => {}
@@ -193,6 +192,18 @@ fn tell(mut pipe: &PipeWriter, count: &mut u64, nodes: &BTreeSet<u64>) -> io::Re
     Ok(sent)
 }
 
+/// As [`tell`], for one request. False: there was no room.
+fn ask(mut pipe: &PipeWriter, count: &mut u64, request: DropRequest<'_>) -> io::Result<bool> {
+    let mut bytes = Vec::new();
+    request.put(&mut bytes);
+    match pipe.write(&bytes) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+        written => _ = written?, // whole: it is shorter than a pipe takes at once
+    }
+    *count += 1;
+    Ok(true)
+}
+
 fn never_wait(pipe: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: no memory is passed.
     match unsafe { libc::fcntl(pipe.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } {
@@ -220,25 +231,31 @@ pub(crate) async fn drop_now(shared: &Arc<MountShared>, cx: &Context, node: u64)
     }
     // Waits for nothing in a file that is open. If it fails, the attributes run out by themselves.
     let _ = inval_inode(shared.device.as_fd(), node, None);
-    let mut dropping = pin!(dropped(shared, node));
+    let mut dropping = pin!(dropped(shared, DropRequest::Node(node)));
     let cancelled = poll_fn(|task| match dropping.as_mut().poll(task) {
-        Poll::Ready(()) => Poll::Ready(false),
+        Poll::Ready(_) => Poll::Ready(false),
         Poll::Pending => cx.poll_cancelled(task).map(|_| true),
     });
     if cancelled.await {
-        let _ = timeout(SIGNALLED_MAX, dropping).await;
+        let _ = timeout(SIGNALLED_MAX, dropping).await; // as above
     }
 }
 
-async fn dropped(shared: &Arc<MountShared>, node: u64) {
+/// Has the kernel forget a name in the directory `dir`. False: nothing drops it, and it runs out.
+pub(crate) async fn name_dropped(shared: &Arc<MountShared>, dir: u64, name: &Name) -> bool {
+    dropped(shared, DropRequest::Name { dir, name }).await
+}
+
+/// False: there is nobody to drop it.
+async fn dropped(shared: &Arc<MountShared>, request: DropRequest<'_>) -> bool {
     let mut dropped = shared.invalidator.dropped.subscribe();
     loop {
-        match shared.invalidator.ask(node) {
+        match shared.invalidator.ask(request) {
             DropStatus::Behind(count) => {
                 let _ = dropped.wait_for(|dropped| *dropped >= count).await; // the sender is there
-                return;
+                return true;
             }
-            DropStatus::Never => return,
+            DropStatus::Never => return false,
             DropStatus::Start => start(shared),
             DropStatus::Later => {}
         }
@@ -279,38 +296,39 @@ fn hear(invalidator: &Weak<Invalidator>, (number, before): (u64, u64), mut dropp
     }
 }
 
-/// Has the kernel behind `device` drop its cache of the nodes that are read from `nodes`, as
-/// [`Host::start_invalidator`](crate::Host::start_invalidator) writes them there, until these end.
+/// Has the kernel behind `device` drop its cache of the nodes and names that are read from `requests`, until
+/// these end. [`Host::start_invalidator`](crate::Host::start_invalidator) writes them there.
 /// How many it has dropped so far is written to `dropped`.
 ///
 /// For a process that has nothing else to do and is no daemon: it waits as any application does.
-/// Errors: those of reading `nodes` and of writing to `dropped`.
+/// Errors: those of reading `requests` and of writing to `dropped`; `EPROTO`: nobody writes this.
 pub fn invalidate_nodes(
     device: BorrowedFd<'_>,
-    mut nodes: impl Read,
+    mut requests: impl Read,
     mut dropped: impl Write,
 ) -> io::Result<()> {
-    let mut bytes = [0; NODES_MAX * NUMBER_BYTES];
+    let mut pending = DropRequests::default();
     let mut count: u64 = 0;
-    loop {
-        let read = match nodes.read(&mut bytes) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            read => read?,
-        };
-        if read == 0 {
-            return Ok(());
+    while pending.read_from(&mut requests)? {
+        let mut nodes = BTreeSet::new();
+        while let Some(request) = pending.next()? {
+            count += 1;
+            match request {
+                DropRequest::Node(node) => _ = nodes.insert(node),
+                DropRequest::Name { dir, name } => {
+                    let _ = expire_entry(device, dir, name); // else it runs out
+                }
+            }
         }
-        let (some, _) = bytes[..read].as_chunks::<NUMBER_BYTES>();
-        count += some.len() as u64;
-        let some: BTreeSet<u64> = some.iter().map(|node| u64::from_ne_bytes(*node)).collect();
         // Attributes first, for which pages are not waited for: with them a read looks again at all.
         for data in [None, Some((0, 0))] {
-            for &node in &some {
+            for &node in &nodes {
                 let _ = inval_inode(device, node, data); // else they run out
             }
         }
         dropped.write_all(&count.to_ne_bytes())?;
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -348,7 +366,7 @@ mod tests {
         assert_eq!(read(&reader), expected);
         // No process is waited for, and each node is sent whole.
         (0..100).for_each(|_| assert!(!invalidator.add(nodes(1..NODES_MAX as u64 + 1))));
-        assert_eq!(invalidator.ask(7), DropStatus::Later, "there is no room");
+        assert_eq!(invalidator.ask(DropRequest::Node(7)), DropStatus::Later, "there is no room");
         assert_eq!(read(&reader).len() % NODES_MAX, 0);
         drop(reader);
         assert!(invalidator.add(nodes(1..2)), "another one is started");
@@ -358,12 +376,12 @@ mod tests {
     #[test]
     fn a_waiter_is_notified_when_its_node_has_been_dropped() {
         let invalidator = Arc::new(Invalidator::default());
-        assert_eq!(invalidator.ask(1), DropStatus::Start);
-        assert_eq!(invalidator.ask(2), DropStatus::Later);
+        assert_eq!(invalidator.ask(DropRequest::Node(1)), DropStatus::Start);
+        assert_eq!(invalidator.ask(DropRequest::Node(2)), DropStatus::Later);
         assert!(!invalidator.add(nodes(1..3)));
         let (reader, writer) = io::pipe().unwrap();
         let which = invalidator.started(Ok(writer));
-        assert_eq!(invalidator.ask(3), DropStatus::Behind(3));
+        assert_eq!(invalidator.ask(DropRequest::Node(3)), DropStatus::Behind(3));
         assert_eq!(read(&reader), [1, 2, 3]);
         assert_eq!(dropped(&invalidator), 0);
         let answers = [2u64, 3].map(u64::to_ne_bytes).concat();
@@ -373,21 +391,21 @@ mod tests {
         invalidator.note_dropped(u64::MAX); // an error message, say
         assert_eq!(dropped(&invalidator), 3);
         // The process has gone: nobody waits for nodes that it had not dropped.
-        assert_eq!(invalidator.ask(4), DropStatus::Behind(4));
+        assert_eq!(invalidator.ask(DropRequest::Node(4)), DropStatus::Behind(4));
         hear(&weak, which, &answers[..]);
         assert_eq!(dropped(&invalidator), 4);
-        assert_eq!(invalidator.ask(5), DropStatus::Start);
+        assert_eq!(invalidator.ask(DropRequest::Node(5)), DropStatus::Start);
         // The nodes sent to the next process are counted on, and the end of the last is no end of it.
         let (reader, writer) = io::pipe().unwrap();
         let (number, before) = invalidator.started(Ok(writer));
-        assert_eq!((invalidator.ask(5), before), (DropStatus::Behind(5), 4));
+        assert_eq!((invalidator.ask(DropRequest::Node(5)), before), (DropStatus::Behind(5), 4));
         invalidator.ended(which.0);
         assert_eq!(dropped(&invalidator), 4);
         drop(reader);
-        assert_eq!(invalidator.ask(6), DropStatus::Start, "it has gone unheard");
+        assert_eq!(invalidator.ask(DropRequest::Node(6)), DropStatus::Start, "it has gone unheard");
         assert_eq!(dropped(&invalidator), 5);
         invalidator.ended(number);
-        assert_eq!(invalidator.ask(6), DropStatus::Later);
+        assert_eq!(invalidator.ask(DropRequest::Node(6)), DropStatus::Later);
     }
 
     #[test]
@@ -396,6 +414,6 @@ mod tests {
         assert!(invalidator.add(nodes(1..2)));
         invalidator.started(Err(io::ErrorKind::Unsupported.into()));
         assert!(!invalidator.add(nodes(1..2)));
-        assert_eq!(invalidator.ask(1), DropStatus::Never);
+        assert_eq!(invalidator.ask(DropRequest::Node(1)), DropStatus::Never);
     }
 }

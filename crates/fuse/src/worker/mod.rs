@@ -3,11 +3,13 @@
 pub(crate) mod caller;
 pub(crate) mod cpus;
 pub(crate) mod crew;
+pub(crate) mod drop_requests;
 pub(crate) mod flight;
 pub(crate) mod identity;
 pub(crate) mod invalidator;
 pub(crate) mod jobs;
 pub(crate) mod lock_owners;
+pub(crate) mod recalls;
 pub(crate) mod shared;
 pub(crate) mod versions;
 
@@ -34,6 +36,7 @@ use crate::worker::crew::Job;
 use crate::worker::flight::InFlight;
 use crate::worker::invalidator::drop_soon;
 use crate::worker::jobs::JobTable;
+use crate::worker::recalls::recalled;
 use crate::worker::shared::MountShared;
 
 /// Makes what worker `index` serves. Called on that worker's executor, so that a
@@ -289,10 +292,15 @@ impl Start {
 /// Answers what the server asks of its own accord and does what it says, as long as the mount is there.
 /// What the workers share holds the session, so the session must not hold it.
 fn answer_session(shared: &Arc<MountShared>) {
-    let [caching, asked] = [(), ()].map(|()| Arc::downgrade(shared));
+    let [caching, leased, asked] = [(), (), ()].map(|()| Arc::downgrade(shared));
     shared.control.hear_changes_by(Box::new(move |files| {
         if let Some(shared) = caching.upgrade() {
             drop_soon(&shared, &files);
+        }
+    }));
+    shared.control.hear_recalls_by(Arc::new(move |recall, done| {
+        if let Some(shared) = leased.upgrade() {
+            recalled(&shared, recall, done);
         }
     }));
     shared.control.find_jobs_by(Box::new(move |callers, tell| match asked.upgrade() {

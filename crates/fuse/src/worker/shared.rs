@@ -11,11 +11,13 @@ use crate::front::removed::RemovedDirectories;
 use crate::front::undoing::FailedWrites;
 use crate::mount::session::KernelSession;
 use crate::options::Options;
+use crate::proto::abi::init;
 use crate::state::State;
 use crate::state::capabilities::Capabilities;
 use crate::state::changes::RecentChanges;
 use crate::state::handles::Handles;
 use crate::state::nodes::Nodes;
+use crate::state::published::PublishedAnswers;
 use crate::state::stale_retries::StaleRetries;
 use crate::worker::flight::Flights;
 use crate::worker::identity::CallerIdentities;
@@ -44,6 +46,8 @@ pub(crate) struct MountShared {
     pub(crate) versions: Versions,
     pub(crate) capabilities: Capabilities,
     pub(crate) changes: RecentChanges,
+    /// What the kernel was given under leases.
+    pub(crate) published: PublishedAnswers,
     /// What the kernel may undo.
     pub(crate) failed_writes: FailedWrites,
     pub(crate) removed: RemovedDirectories,
@@ -63,9 +67,13 @@ impl MountShared {
         workers: usize,
     ) -> MountShared {
         let nodes = Nodes::new(state.clone(), stack.fs.info().root);
-        let mode = CacheMode::of(&options);
+        let mode = CacheMode::of(&options, session.has(init::HAS_EXPIRE_ONLY));
         if mode.names_may_change() {
             nodes.track_bindings();
+        }
+        let published = PublishedAnswers::default();
+        if adopted && mode.is_leased() {
+            published.assume_names();
         }
         let lock_owners = match adopted {
             true => LockOwners::of_predecessor(&nodes, stack.session.lock_owners()),
@@ -88,6 +96,7 @@ impl MountShared {
             versions: Versions::default(),
             capabilities: Capabilities::default(),
             changes: RecentChanges::default(),
+            published,
             failed_writes: FailedWrites::new(adopted),
             removed: RemovedDirectories::default(),
             stale_retries: StaleRetries::new(state.clone(), adopted),

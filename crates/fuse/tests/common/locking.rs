@@ -20,6 +20,8 @@ pub struct Table {
     pub flushes_held: AtomicBool,
     /// Locks are given back late: when this is taken back, or not at all if that is cancelled.
     pub unlocks_held: AtomicBool,
+    /// Removals are carried out late: when this is taken back.
+    pub removals_held: AtomicBool,
     /// While this is locked, reading the attribute `user.gate` holds the worker's thread up.
     pub gate: Mutex<()>,
     /// So many files have been replaced between their lookup and their opening.
@@ -131,7 +133,6 @@ impl FileSystem for LockingFs {
         setattr(id: FileId, set: SetAttr) -> Result<Attr>;
         readlink(id: FileId) -> Result<Vec<u8>>;
         make(dir: FileId, name: &'a Name, what: Make<'a>) -> Result<Entry>;
-        remove(dir: FileId, name: &'a Name, kind: RemoveKind) -> Result<()>;
         rename(from: (FileId, &'a Name), to: (FileId, &'a Name), how: RenameHow) -> Result<()>;
         link(id: FileId, dir: FileId, name: &'a Name) -> Result<Entry>;
         access(id: FileId, want: Access) -> Result<()>;
@@ -209,6 +210,21 @@ impl FileSystem for LockingFs {
             return Box::pin(async { Err(Errno::ESTALE.into()) });
         }
         Box::pin(open_named(self, cx, place, id, how))
+    }
+
+    fn remove<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        kind: RemoveKind,
+    ) -> Fut<'a, Result<()>> {
+        Box::pin(async move {
+            while self.table.removals_held.load(Ordering::SeqCst) {
+                dray_rt::sleep(std::time::Duration::from_millis(5)).await;
+            }
+            self.inner.remove(cx, dir, name, kind).await
+        })
     }
 
     fn create<'a>(

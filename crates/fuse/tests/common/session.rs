@@ -1,20 +1,42 @@
 //! A session that says when others have changed files, as a server does.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::{Duration, Instant};
 
 use dray_core::{
-    FileId, FindJobs, HearChanges, LockOwner, NodeId, OpenFile, OpenHow, RequestId, SessionControl,
+    Attr, FileId, FindJobs, HearChanges, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow, Recall,
+    RecallDone, RecallItem, RequestId, SessionControl,
 };
 
-/// The callback for changes, if one is set.
+/// The callbacks for changes and for recalls, if they are set.
 #[derive(Clone, Default)]
-pub struct NotifyingSession(Arc<Mutex<Option<HearChanges>>>);
+pub struct NotifyingSession(Arc<Mutex<Option<HearChanges>>>, Arc<Mutex<Option<HearRecalls>>>);
 
 impl NotifyingSession {
     /// Another client has changed this file.
     pub fn changed(&self, id: FileId) {
         let hear = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         hear.as_ref().expect("the front end hears of changes")(vec![id]);
+    }
+
+    /// The server recalls these leases. Waits until they are given up, and says how long that took.
+    pub fn recall(&self, items: Vec<RecallItem>) -> Duration {
+        let hear = self.1.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let hear = hear.expect("the front end hears of recalls");
+        let (tell, told) = mpsc::channel();
+        let begin = Instant::now();
+        std::thread::spawn(move || {
+            let mut executor = dray_rt::Executor::new(dray_rt::DriverKind::Epoll).unwrap();
+            executor.block_on(async move {
+                let (sender, receiver) = dray_rt::sync::oneshot::channel();
+                let done = RecallDone::new(move || _ = sender.send(()));
+                hear(Recall::Items(items), done);
+                let _ = receiver.await;
+            });
+            let _ = tell.send(());
+        });
+        told.recv_timeout(Duration::from_secs(30)).expect("a recall ends");
+        begin.elapsed()
     }
 }
 
@@ -37,6 +59,12 @@ impl SessionControl for NotifyingSession {
     fn mapped(&self, _: FileId) {}
     fn hear_changes_by(&self, hear: HearChanges) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(hear);
+    }
+    fn hear_recalls_by(&self, hear: HearRecalls) {
+        *self.1.lock().unwrap_or_else(PoisonError::into_inner) = Some(hear);
+    }
+    fn leased_attributes(&self, _: FileId) -> Option<Attr> {
+        None
     }
     fn find_jobs_by(&self, _: FindJobs) {}
     fn goodbye(&self) {}

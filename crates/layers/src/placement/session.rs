@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use dray_core::{
-    FileId, FindJobs, HearChanges, LockOwner, NodeId, OpenFile, OpenHow, RequestId, SessionControl,
-    Stack,
+    Attr, FileId, FindJobs, HearChanges, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow,
+    RequestId, SessionControl, Stack,
 };
 
 use super::file::PlacedFile;
@@ -85,6 +85,13 @@ impl SessionControl for PlacedSession {
             let hear = hear.clone();
             session.hear_changes_by(Box::new(move |files| hear(files)));
         }
+    }
+
+    /// Sessions with several servers have no leases.
+    fn hear_recalls_by(&self, _: HearRecalls) {}
+
+    fn leased_attributes(&self, _: FileId) -> Option<Attr> {
+        None
     }
 
     fn find_jobs_by(&self, find: FindJobs) {

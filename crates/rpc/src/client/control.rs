@@ -3,8 +3,8 @@
 use std::sync::{Arc, PoisonError};
 
 use dray_core::{
-    FileId, FindJobs, HearChanges, LockOwner, NodeId, OpenFile, OpenHow, RequestId, SessionControl,
-    Stack,
+    Attr, FileId, FindJobs, HearChanges, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow,
+    RequestId, SessionControl, Stack,
 };
 
 use crate::client::fs::RemoteFs;
@@ -60,6 +60,14 @@ impl SessionControl for RemoteFs {
 
     fn hear_changes_by(&self, hear: HearChanges) {
         self.session.link.hear_changes_by(hear);
+    }
+
+    fn hear_recalls_by(&self, hear: HearRecalls) {
+        self.session.link.leases.hear_recalls_by(hear);
+    }
+
+    fn leased_attributes(&self, id: FileId) -> Option<Attr> {
+        self.session.link.leases.leased_attributes(id)
     }
 
     fn find_jobs_by(&self, find: FindJobs) {

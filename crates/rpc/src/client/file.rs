@@ -149,7 +149,9 @@ impl RemoteFile {
     ) -> Result<(T, ReplyInfo)> {
         self.session.link.must_have(call.op())?;
         let request = self.session.link.request_of(cx);
-        let ask = OutgoingCall { request, data, to, ..OutgoingCall::of(cx, call) }.in_slot(slot);
+        let file = Some(self.id);
+        let ask =
+            OutgoingCall { request, data, file, to, ..OutgoingCall::of(cx, call) }.in_slot(slot);
         let answer = self.call(ask).await.map_err(|failure| error_of(failure).during(call.op()))?;
         Ok((answer.value, answer.made))
     }
@@ -205,7 +207,10 @@ impl RemoteFile {
         };
         let lost = || BufMut::heap(0);
         match self.call::<()>(ask).await {
-            Ok(answer) => Ok(answer.data.unwrap_or_else(lost)),
+            Ok(answer) => {
+                self.session.link.leases.was_read(self.id);
+                Ok(answer.data.unwrap_or_else(lost))
+            }
             Err((failure, into)) => {
                 let error = match failure {
                     CallFailure::Error(error) => error,
@@ -283,6 +288,8 @@ impl OpenFile for RemoteFile {
     ) -> Fut<'a, Result<DirPage>> {
         let max_bytes = max_bytes.min(u32::MAX as usize) as u32;
         Box::pin(async move {
+            let leases = &self.session.link.leases;
+            let asked = leases.asking();
             // A page is larger than a head may be: it comes as data.
             let call = Call::Readdir { handle: self.handle, cookie, max_bytes, plus };
             let ask = OutgoingCall {
@@ -292,14 +299,28 @@ impl OpenFile for RemoteFile {
             };
             let answer: CallAnswer<()> =
                 self.call(ask).await.map_err(crate::client::channel::error_of)?;
+            leases.was_read(self.id);
             let bytes = answer.data.unwrap_or_else(|| BufMut::heap(0));
-            Input::whole(bytes.filled())
-                .map_err(|_| Error::new(Errno::EPROTO).because("malformed directory page"))
+            let mut page = Input::whole(bytes.filled())
+                .map_err(|_| Error::new(Errno::EPROTO).because("malformed directory page"))?;
+            leases.listed(asked, (cx, self.id), &mut page);
+            Ok(page)
         })
     }
 
     fn getattr<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Attr>> {
-        Box::pin(self.ask(cx, Call::Getattr { id: self.id, handle: Some(self.handle) }))
+        Box::pin(async move {
+            let link = &self.session.link;
+            if let Some(attr) = link.leases.getattr(self.id)
+                && !link.held.concerns(self.handle)
+            {
+                return Ok(attr);
+            }
+            let asked = link.leases.asking();
+            let call = Call::Getattr { id: self.id, handle: Some(self.handle) };
+            let attr = self.ask(cx, call).await?;
+            Ok(link.leases.attributes(asked, self.id, attr))
+        })
     }
 
     fn setattr<'a>(&'a self, cx: &'a Context, set: SetAttr) -> Fut<'a, Result<Attr>> {
@@ -309,7 +330,7 @@ impl OpenFile for RemoteFile {
             for change in changes_of(set, &attr) {
                 self.changed(cx, made, Some(change), &[]);
             }
-            Ok(attr)
+            Ok(self.session.link.leases.not_remembered(attr))
         })
     }
 

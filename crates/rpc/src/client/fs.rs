@@ -153,6 +153,7 @@ impl RemoteFs {
         (handle, how): (u64, OpenHow),
         made: ReplyInfo,
     ) -> Result<(Entry, Arc<dyn OpenFile>)> {
+        let entry = self.without_lease(entry);
         let at_open = how.with_attr.then_some(AtOpen {
             attr: entry.attr,
             no_capability,
@@ -184,14 +185,16 @@ impl RemoteFs {
         (dir, name): (FileId, &Name),
         (guess, handle): (Guess, u64),
     ) -> Result<Entry> {
-        let ahead = &self.session.link.open_ahead;
+        let link = &self.session.link;
+        let ahead = &link.open_ahead;
         let call = Call::LookupOpen { dir, name: name.as_bytes(), how: guess.how, handle };
+        let asked = link.leases.asking();
         match self.send::<(Entry, bool)>(cx, &call, None, None).await {
             Ok(((entry, open), made)) => {
                 if ahead.answered((guess, handle), Some(&entry), (open, made)) {
-                    self.session.link.watch_ahead(&self.session);
+                    link.watch_ahead(&self.session);
                 }
-                Ok(entry)
+                link.leases.looked_up(asked, (cx, dir, name), Ok(entry))
             }
             Err(error) => {
                 // The channel closes a file that was opened for nothing, when the channel hears of
@@ -201,12 +204,34 @@ impl RemoteFs {
                     _ => _ = ahead.answered((guess, handle), None, (false, ReplyInfo::default())),
                 }
                 if error.errno() != Errno::ENOTSUP {
-                    return Err(error.during(Op::Lookup));
+                    let error = error.during(Op::Lookup);
+                    return link.leases.looked_up(asked, (cx, dir, name), Err(error));
                 }
                 // The call came to a server of an earlier version that took this one's place.
-                self.ask(cx, Call::Lookup { dir, name: name.as_bytes() }).await
+                self.lookup_alone(cx, dir, name).await
             }
         }
+    }
+
+    /// Looks a name up at the server, and opens nothing.
+    async fn lookup_alone(&self, cx: &Context, dir: FileId, name: &Name) -> Result<Entry> {
+        let leases = &self.session.link.leases;
+        let asked = leases.asking();
+        let answer = self.ask(cx, Call::Lookup { dir, name: name.as_bytes() }).await;
+        leases.looked_up(asked, (cx, dir, name), answer)
+    }
+
+    /// A lookup was answered without the server: nothing was opened ahead for the thread.
+    fn found_here(&self, cx: &Context, dir: FileId, found: Option<&Entry>) {
+        let link = &self.session.link;
+        if cx.pid.0 != 0 && link.opens_ahead() {
+            self.close_surplus(link.open_ahead.found_here(cx, dir, found));
+        }
+    }
+
+    /// An answer that is not remembered.
+    fn without_lease(&self, entry: Entry) -> Entry {
+        Entry { attr: self.session.link.leases.not_remembered(entry.attr), ..entry }
     }
 
     /// The file, if the lookup before has opened it for this.
@@ -249,8 +274,13 @@ impl RemoteFs {
             None => Call::Open { id, how, handle, again: false },
         };
         // Cutting a file twice could cut what was written in between.
+        let leases = &self.session.link.leases;
+        let asked = leases.asking();
         let with_times = |at_open: Option<AtOpen>, made: ReplyInfo| {
-            at_open.map(|seen| AtOpen { times_past: made.times_past, ..seen })
+            at_open.map(|seen| {
+                let attr = leases.attributes(asked, id, seen.attr);
+                AtOpen { attr, times_past: made.times_past, ..seen }
+            })
         };
         let (file, made) = if how.truncates() {
             let (at_open, made) = self.change(cx, call).await?;
@@ -330,8 +360,12 @@ impl FileSystem for RemoteFs {
     ) -> Fut<'a, Result<Entry>> {
         Box::pin(async move {
             let link = &self.session.link;
+            if let Some(outcome) = link.leases.lookup(cx, dir, name) {
+                self.found_here(cx, dir, outcome.as_ref().ok());
+                return outcome;
+            }
             if cx.pid.0 == 0 || !link.opens_ahead() {
-                return self.ask(cx, Call::Lookup { dir, name: name.as_bytes() }).await;
+                return self.lookup_alone(cx, dir, name).await;
             }
             let handle = link.handle_of(cx);
             let (guess, surplus) = link.open_ahead.expect(cx, dir, handle);
@@ -339,21 +373,30 @@ impl FileSystem for RemoteFs {
             if let Some(guess) = guess {
                 return self.lookup_open(cx, (dir, name), (guess, handle)).await;
             }
-            let entry = self.ask(cx, Call::Lookup { dir, name: name.as_bytes() }).await?;
+            let entry = self.lookup_alone(cx, dir, name).await?;
             link.open_ahead.found(cx, dir, &entry);
             Ok(entry)
         })
     }
 
     fn parent<'a>(&'a self, cx: &'a Context, dir: FileId) -> Fut<'a, Result<Entry>> {
-        Box::pin(self.ask(cx, Call::Parent { dir }))
+        Box::pin(async move {
+            let entry = self.ask(cx, Call::Parent { dir }).await?;
+            Ok(self.without_lease(entry))
+        })
     }
 
     fn getattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Attr>> {
         Box::pin(async move {
             // A thread that looks at a file that it looked up does not open it now.
-            self.close_surplus(self.session.link.open_ahead.passed_over(cx));
-            self.ask(cx, Call::Getattr { id, handle: None }).await
+            let link = &self.session.link;
+            self.close_surplus(link.open_ahead.passed_over(cx));
+            if let Some(attr) = link.leases.getattr(id) {
+                return Ok(attr);
+            }
+            let asked = link.leases.asking();
+            let attr = self.ask(cx, Call::Getattr { id, handle: None }).await?;
+            Ok(link.leases.attributes(asked, id, attr))
         })
     }
 
@@ -366,7 +409,7 @@ impl FileSystem for RemoteFs {
                 let again = attr.file_type() == FileType::Regular;
                 self.changed(cx, id, made, again.then_some(change));
             }
-            Ok(attr)
+            Ok(self.session.link.leases.not_remembered(attr))
         })
     }
 
@@ -391,7 +434,7 @@ impl FileSystem for RemoteFs {
             let call = Call::Make { dir, name, kind, mode, rdev, target };
             let (entry, made): (Entry, _) = self.change(cx, call).await?;
             self.name_changed((dir, name), made, ExpectedName::File(entry.id));
-            Ok(entry)
+            Ok(self.without_lease(entry))
         })
     }
 
@@ -448,7 +491,7 @@ impl FileSystem for RemoteFs {
             let name = name.as_bytes();
             let (entry, made): (Entry, _) = self.change(cx, Call::Link { id, dir, name }).await?;
             self.name_changed((dir, name), made, ExpectedName::File(entry.id));
-            Ok(entry)
+            Ok(self.without_lease(entry))
         })
     }
 

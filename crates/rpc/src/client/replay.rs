@@ -29,7 +29,7 @@ impl Replay {
     /// epoch of the server has been met. It has a connection of its own, so that it does not wait
     /// behind calls of the other channels.
     pub(crate) fn begin(link: &Arc<Link>, session_state: SessionState) -> Option<Replay> {
-        let channel = Channel::for_replay(link.closing.clone());
+        let channel = Channel::for_replay(link.closing.clone(), link.leases.clone());
         let begins = link.begin_replay(&channel, session_state);
         begins.then(|| Replay { link: link.clone(), channel, session_state })
     }

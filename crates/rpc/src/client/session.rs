@@ -14,6 +14,7 @@ use crate::auth::Key;
 use crate::client::adaptive_choice::AdaptiveChoice;
 use crate::client::channel::{Channel, ChannelStats};
 use crate::client::durability::UnsyncedStatus;
+use crate::client::leases::{LeaseMemoryStatus, LeaseWish};
 use crate::client::link::{Link, ServerEnd};
 use crate::client::memory::SessionMemory;
 use crate::client::open_ahead::OpenAheadStats;
@@ -47,6 +48,8 @@ pub struct ClientOptions {
     /// The front end does not distinguish callers, since all are one user at the server. The client
     /// does not go on with a server at which they are not.
     pub counts_on_one_user: bool,
+    /// Whether the session wants leases.
+    pub leases: LeaseWish,
     /// Fingerprint of the definition of the projection by which the front end places files. With 0
     /// the front end knows of none, and is refused with the definition where there is one.
     pub definition: u64,
@@ -199,6 +202,8 @@ pub struct SessionStatus {
     pub unsynced: UnsyncedStatus,
     /// Files opened at their lookup.
     pub open_ahead: OpenAheadStats,
+    /// Answers that the server leases; none if the session wants no leases.
+    pub leases: Option<LeaseMemoryStatus>,
 }
 
 thread_local! {
@@ -449,6 +454,7 @@ impl ClientSession {
             channels: channels.iter().map(|channel| channel.stats()).collect(),
             unsynced: self.link.unsynced.status(),
             open_ahead: self.link.open_ahead.stats(),
+            leases: self.link.leases.status(),
         }
     }
 
@@ -548,6 +554,7 @@ pub(crate) mod tests {
             split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
             caches: false,
             counts_on_one_user: false,
+            leases: LeaseWish::No,
             definition: 0,
         };
         let root = FileId { ino: 1, generation: 1 };

@@ -38,7 +38,10 @@ impl RemoteFile {
         let read = match way {
             ReadMode::Whole => self.read_whole(cx, at, into).await,
             ReadMode::Split => match self.read_split(cx, at, into, &other).await? {
-                SplitRead::Read(read) => Ok(read),
+                SplitRead::Read(read) => {
+                    session.link.leases.was_read(self.id);
+                    Ok(read)
+                }
                 SplitRead::ToRead(into) => self.read_whole(cx, at, into).await,
             },
         };

@@ -9,6 +9,7 @@ use dray_core::{CallAdmission, FileSystem, Shares};
 use dray_fabric::{BufferPool, HEAD_MAX_BYTES, Peer};
 use dray_rt::ExecutorHandle;
 
+use crate::server::leases::LeaseTable;
 use crate::server::log_throttle::LogThrottle;
 use crate::server::mappings::Mappings;
 use crate::server::options::ServerOptions;
@@ -74,6 +75,10 @@ pub struct Export {
     /// Clients get the definition here and nothing else: the files are those of other exports, the slices
     /// of the projection.
     pub definition_only: bool,
+    /// Whether attributes and names are leased to clients that ask for it. What clients change in
+    /// another way than by this server must not matter to them while a lease holds. Nothing is
+    /// leased where writes are carried out late.
+    pub leases: bool,
     /// Whether the export has the names of a projection whose data are at other servers. Then it
     /// gives files ids of their data.
     pub gives_object_ids: bool,
@@ -86,6 +91,8 @@ pub struct Export {
     pub(crate) replayed: ReplayedChanges,
     pub(crate) tickets: Tickets,
     pub(crate) watchers: Watchers,
+    /// None: nothing is leased.
+    pub(crate) lease_table: Option<Arc<LeaseTable>>,
     pub(crate) mappings: Mappings,
     /// The clients that a start of the server waits for. Each export has its own, since the file
     /// system of another one may hang.
@@ -123,6 +130,8 @@ impl Export {
             writes_late: false,
             definition: None,
             definition_only: false,
+            leases: false,
+            lease_table: None,
             gives_object_ids: false,
             ranges: Arc::default(),
             recovery_window: RecoveryWindow::default(),
@@ -144,7 +153,9 @@ impl Export {
 
     /// With as much of what is counted as a server of these options has for an export.
     pub(super) fn within(self, options: &ServerOptions) -> Export {
+        let table = || Arc::new(LeaseTable::new(options));
         Export {
+            lease_table: (self.leases && !self.writes_late).then(table),
             files: Arc::new(Shares::new(options.open_files_max)),
             lock_owners: Arc::new(Shares::new(options.lock_owners_max)),
             ..self

@@ -12,6 +12,7 @@ mod exports;
 mod forwarding;
 mod identities;
 mod journal;
+mod leases;
 mod log_throttle;
 mod mappings;
 mod open_ahead;
@@ -39,6 +40,7 @@ pub use journal::{
     ANSWER_MAX_BYTES, INTENT_MAX_BYTES, Journal, MemoryJournal, PersistentRecord, SessionRecord,
     SlotLog, SlotRecord,
 };
+pub use leases::LeaseStatus;
 pub use options::{ServerOptions, StateLoss};
 pub use recovery::tally::RecoveryStatus;
 pub use replication::{

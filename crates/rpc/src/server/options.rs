@@ -32,6 +32,9 @@ pub struct ServerOptions {
     pub key: Option<Key>,
     /// How long a session outlives its last connection.
     pub lease: Duration,
+    /// How long a client believes what is leased to it after its last call. A change waits for a
+    /// client that does not answer a tenth longer.
+    pub lease_term: Duration,
     /// Replay slots a session; as many changes of one mount can be under way at once.
     pub slots: u32,
     /// Calls that may be under way on one connection.
@@ -60,12 +63,14 @@ pub struct ServerOptions {
 
 impl Default for ServerOptions {
     /// 64 slots and 128 calls a connection, 16,384 sessions, 1,024 of them of one address, and
-    /// 65,536 connections. A lease of 60 s, and 256 MiB of buffers. 1,048,576 open files, and
+    /// 65,536 connections. A session outlives its last
+    /// connection by 60 s, and what is leased is believed for 5 s. 256 MiB of buffers. 1,048,576 open files, and
     /// owners of locks, of an export.
     fn default() -> ServerOptions {
         ServerOptions {
             key: None,
             lease: Duration::from_secs(60),
+            lease_term: Duration::from_secs(5),
             slots: 64,
             calls_max: 128,
             sessions_max: 16_384,

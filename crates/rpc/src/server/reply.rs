@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::io;
 
-use dray_core::{Buf, Errno, Error, FileId};
+use dray_core::{Buf, Errno, Error, FileId, Ttl};
 use dray_fabric::{Charge, Connection};
 
 use crate::wire::{ReplyHead, Results, Stamp, Ticket};
@@ -83,6 +83,21 @@ impl Reply {
     /// The stamp of the reply.
     pub(super) fn stamped(&self) -> Option<&Stamp> {
         self.head.stamp.as_ref()
+    }
+
+    /// The error number of a failure.
+    pub(super) fn errno(&self) -> Option<Errno> {
+        (!self.is_success()).then(|| Errno::new(i32::from(self.head.errno)))
+    }
+
+    /// What a success answers.
+    pub(super) fn results_mut(&mut self) -> &mut Results {
+        &mut self.results
+    }
+
+    /// Says how long a name that was not found is absent, if the file system has not said it.
+    pub(super) fn absent_for(&mut self, ttl: Option<Ttl>) {
+        self.head.absence = self.head.absence.or(ttl);
     }
 
     /// Whether the call was carried out.

@@ -66,6 +66,14 @@ pub enum Sabotage {
     Copy,
     /// Answered changes of data are not made again after a takeover.
     AnsweredData,
+    /// Leases are not asked back before a change.
+    LeaseRecalls,
+    /// What is changed is leased meanwhile.
+    LeaseMarks,
+    /// A change goes on when a client has not answered in time, and the client keeps its leases.
+    LeaseFences,
+    /// Changes do not wait for what a server before leased.
+    LeaseRestart,
 }
 
 /// The promise that is broken in one server.

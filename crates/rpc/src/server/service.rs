@@ -405,6 +405,11 @@ impl Inner {
             export.recovery.begin(awaited.clone(), anybody, lease);
         }
         export.grace.begin(awaited, anybody, lease);
+        if let Some(table) = &export.lease_table
+            && (anybody || !restored.is_empty())
+        {
+            table.was_leased();
+        }
         Ok(())
     }
 

@@ -7,7 +7,7 @@ mod under_way;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 
 use dray_core::{
@@ -22,13 +22,16 @@ use crate::server::connection_limits::SessionPlace;
 use crate::server::exactly_once::slots::ReplaySlots;
 use crate::server::export::Export;
 use crate::server::journal::{SessionRecord, SlotLog};
+use crate::server::leases::LeaseHolder;
 use crate::server::log_throttle::LogThrottle;
 use crate::server::options::ServerOptions;
 use crate::server::recovery::group_sync::Failures;
 use crate::server::refusals::no_room_for_a_file;
 use crate::server::status::jobs::Questions;
 use crate::server::watchers::PendingNotifications;
-use crate::wire::{FEATURE_CHANGES, FEATURE_JOBS, FEATURE_STAMPS, FEATURE_TICKETS, Proof, Ticket};
+use crate::wire::{
+    FEATURE_CHANGES, FEATURE_JOBS, FEATURE_LEASES, FEATURE_STAMPS, FEATURE_TICKETS, Proof, Ticket,
+};
 
 pub(crate) use under_way::{SlottedChange, UnslottedCall};
 
@@ -88,6 +91,8 @@ pub(crate) struct ServerSession {
     pub(crate) questions: Questions,
     /// Changes by others to what it has open.
     pub(crate) pending_notifications: PendingNotifications,
+    /// Its leases. None: its client has never asked for any, or the export gives none.
+    lease_holder: OnceLock<Arc<LeaseHolder>>,
     files: Mutex<IdMap<u64, Opened>>,
     state: Mutex<State>,
 }
@@ -148,6 +153,7 @@ impl ServerSession {
             durable_reported: AtomicU64::new(0),
             questions: Questions::default(),
             pending_notifications: PendingNotifications::default(),
+            lease_holder: OnceLock::new(),
             files: Mutex::default(),
             state: Mutex::default(),
         }
@@ -166,6 +172,21 @@ impl ServerSession {
     /// Whether the client can be asked for the jobs of its callers.
     pub(crate) fn knows_jobs(&self) -> bool {
         self.features.load(Ordering::Relaxed) & FEATURE_JOBS != 0
+    }
+
+    /// The session as a holder of leases. None: it has none.
+    pub(crate) fn lease_holder(&self) -> Option<&Arc<LeaseHolder>> {
+        self.lease_holder.get()
+    }
+
+    /// The session becomes a holder of leases, if its client and its export want that.
+    pub(crate) fn may_hold_leases(self: &Arc<Self>) -> Option<&Arc<LeaseHolder>> {
+        let table = self.export.lease_table.as_ref()?;
+        if self.features.load(Ordering::Relaxed) & FEATURE_LEASES == 0 {
+            return None;
+        }
+        let holder = || Arc::new(LeaseHolder::new(table, Arc::downgrade(self), &self.host));
+        Some(self.lease_holder.get_or_init(holder))
     }
 
     fn hears_of_changes(&self) -> bool {

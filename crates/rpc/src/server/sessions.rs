@@ -144,6 +144,9 @@ impl Inner {
     pub(crate) fn end(self: &Arc<Inner>, session: Arc<ServerSession>) -> oneshot::Receiver<()> {
         lock(&self.sessions).remove(&session.id);
         session.cut_off();
+        if let Some(holder) = session.lease_holder() {
+            holder.end(false);
+        }
         let (done, ended) = oneshot::channel();
         let (inner, home) = (self.clone(), session.home());
         let parting = Parting::of(self);

@@ -182,24 +182,27 @@ impl<'a, T: Wire<'a> + Default + PartialEq> AppendedField<'a> for T {}
 macro_rules! wire_struct {
     ($(#[$doc:meta])* $name:ident {
         $($(#[$field_doc:meta])* $field:ident: $type:ty),* ;
-        $(#[$last_doc:meta])* appended $last:ident: $last_type:ty $(,)?
+        $($(#[$last_doc:meta])* appended $last:ident: $last_type:ty),+ $(,)?
     }) => {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct $name {
             $($(#[$field_doc])* pub $field: $type,)*
-            $(#[$last_doc])* pub $last: $last_type
+            $($(#[$last_doc])* pub $last: $last_type),+
         }
 
         impl<'a> $crate::wire::Wire<'a> for $name {
             fn put(&self, out: &mut Vec<u8>) {
                 $(self.$field.put(out);)*
-                $crate::wire::codec::AppendedField::put_at_end(&self.$last, out);
+                // All of them or none: of those that are not written each has its default.
+                if $(self.$last != <$last_type as Default>::default())||+ {
+                    $(self.$last.put(out);)+
+                }
             }
             fn get(input: &mut $crate::wire::Input<'a>) -> Result<Self, $crate::wire::Malformed> {
                 Ok($name {
                     $($field: input.get()?,)*
-                    $last: $crate::wire::codec::AppendedField::get_at_end(input)?
+                    $($last: $crate::wire::codec::AppendedField::get_at_end(input)?),+
                 })
             }
         }

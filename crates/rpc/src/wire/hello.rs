@@ -131,7 +131,13 @@ wire_struct! {
         /// How long the session outlives its last connection, milliseconds.
         lease_ms: u32,
         /// The export.
-        info: FsInfo,
+        info: FsInfo;
+        /// The term of leases, milliseconds. A client believes what is leased so long after it sent
+        /// the last call that was answered. 0: nothing is leased.
+        appended lease_term_ms: u32,
+        /// Counted up when all leases of the session have ended. A client that knows another number
+        /// has none any more.
+        appended lease_epoch: u32,
     }
 }
 

@@ -11,6 +11,7 @@ mod codec;
 mod head;
 mod hello;
 mod jobs;
+mod leases;
 mod operations;
 mod replica;
 mod reply;
@@ -26,14 +27,15 @@ pub use codec::{Input, Malformed, Wire};
 pub use head::{CallHead, Kind, NO_SLOT, NotifyHead, peek_kind, peek_tag, peek_unknown_op};
 pub use hello::{Auth, Challenge, HandshakeError, Hello, Proof, Refused, Welcome};
 pub use jobs::{CALLERS_MAX, get_callers, get_jobs, put_callers, put_jobs};
+pub use leases::{RECALL_ITEMS_MAX, Recall};
 pub(crate) use operations::copied_bytes;
 pub use operations::feature_of;
 pub use replica::{BatchHead, BatchOutcome, BatchReply, ReplicaHello, ReplicaWelcome};
 pub use reply::ReplyHead;
 pub use results::Results;
 pub use rows::{
-    CallRow, Changes, Extent, FileRef, Intent, OpRow, Opening, Operand, SessionChange, SlotUse,
-    Trace,
+    Breaks, CallRow, Changes, Extent, FileRef, Intent, NameLease, OpRow, Opening, Operand,
+    SessionChange, SlotUse, Trace,
 };
 pub use stamp::{Change, FileDurableStamp, Stamp, get_durable_stamps, put_durable_stamp};
 pub use ticket::Ticket;
@@ -70,6 +72,9 @@ pub const FEATURE_XFLAGS: u64 = 128;
 pub const FEATURE_OPEN_NAMED: u64 = 256;
 /// Feature: `learn` is understood.
 pub const FEATURE_LEARN: u64 = 512;
+/// Feature: the client keeps what is leased to it, and answers [`NotifyHead::RECALL`]. Where an
+/// export leases nothing, the server leaves the feature out.
+pub const FEATURE_LEASES: u64 = 1024;
 /// All features that this version knows.
 pub const FEATURES: u64 = FEATURE_STAMPS
     | FEATURE_TICKETS
@@ -80,7 +85,8 @@ pub const FEATURES: u64 = FEATURE_STAMPS
     | FEATURE_CHANGES
     | FEATURE_XFLAGS
     | FEATURE_OPEN_NAMED
-    | FEATURE_LEARN;
+    | FEATURE_LEARN
+    | FEATURE_LEASES;
 /// Among a server's features: its machine has lost power, and it waits for what clients
 /// have kept.
 pub const RECOVERING: u64 = 1 << 63;

@@ -7,8 +7,8 @@
 use dray_core::{Allocate, FileId, Op, OpenHow, SetAttr, Write};
 
 use crate::wire::rows::{
-    CallRow, Changes, Extent, FileRef, Intent, OpRow, Opening, Operand, SessionChange, SlotUse,
-    Trace,
+    CallRow, Changes, Extent, FileRef, Intent, NameLease, OpRow, Opening, Operand, SessionChange,
+    SlotUse, Trace,
 };
 use crate::wire::{
     Call, FEATURE_LEARN, FEATURE_LOOKUP_OPEN, FEATURE_OPEN_NAMED, FEATURE_TICKETS, FEATURE_XFLAGS,
@@ -25,11 +25,11 @@ impl OpRow {
             can_be_cancelled: false,
             trace: Trace::None,
             noted_as: op,
+            leases_name: NameLease::None,
         };
         match op {
-            Op::Lookup
-            | Op::LookupOpen
-            | Op::Parent
+            Op::Lookup | Op::LookupOpen => OpRow { leases_name: NameLease::WithAbsence, ..row },
+            Op::Parent
             | Op::Getattr
             | Op::Readlink
             | Op::Access
@@ -59,9 +59,9 @@ impl OpRow {
                 OpRow { trace: Trace::Repeatable, ..row }
             }
             Op::OpenNamed => OpRow { trace: Trace::Repeatable, noted_as: Op::Open, ..row },
-            Op::Make => OpRow { trace: Trace::Made, ..row },
-            Op::Create => OpRow { trace: Trace::Created, ..row },
-            Op::Link => OpRow { trace: Trace::Linked, ..row },
+            Op::Make => OpRow { trace: Trace::Made, leases_name: NameLease::Found, ..row },
+            Op::Create => OpRow { trace: Trace::Created, leases_name: NameLease::Found, ..row },
+            Op::Link => OpRow { trace: Trace::Linked, leases_name: NameLease::Found, ..row },
             Op::Remove => OpRow { trace: Trace::Removed, ..row },
             Op::Rename => OpRow { trace: Trace::Renamed, ..row },
             Op::Setxattr => OpRow { trace: Trace::XattrSet, ..row },

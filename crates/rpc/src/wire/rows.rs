@@ -21,6 +21,30 @@ pub struct OpRow {
     pub trace: Trace,
     /// The intent is noted as that of this operation, which earlier versions know, too.
     pub noted_as: Op,
+    /// Whether the name that the call says may be leased with the answer.
+    pub leases_name: NameLease,
+}
+
+/// What an answer says of the name that its call said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NameLease {
+    /// Nothing that could be leased.
+    None,
+    /// The file that the name stands for.
+    Found,
+    /// The same; or, by `ENOENT`, that there is none.
+    WithAbsence,
+}
+
+/// The leases of others that a call breaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Breaks<'a> {
+    /// Names in directories. The attributes of the directories change with them.
+    pub names: [Option<(FileId, &'a [u8])>; 2],
+    /// A file whose attributes change.
+    pub attributes: Option<FileRef>,
+    /// A file whose rights change. If it is a directory, they decide about all names there.
+    pub rights: Option<FileRef>,
 }
 
 /// The evidence by which a change shows that it was made.
@@ -75,6 +99,33 @@ pub struct CallRow<'a> {
     pub sets: bool,
     /// The call's data may go to the file from pages of the kernel.
     pub takes_pages: bool,
+}
+
+impl<'a> CallRow<'a> {
+    /// The leases of others that the call breaks. It may break those of further files that its names
+    /// lead to, which are not known before.
+    pub fn breaks(&self) -> Breaks<'a> {
+        let attributes = match self.changes {
+            Changes::Attributes(file) | Changes::Data(file, _) => Some(file),
+            // Nothing is leased before a change is made again.
+            Changes::Nothing | Changes::Names | Changes::DataOfReply | Changes::Redone => None,
+        };
+        let names = match self.intent {
+            Intent::Make { dir, name, .. }
+            | Intent::Create { dir, name, .. }
+            | Intent::Link { dir, name, .. }
+            | Intent::Remove { dir, name }
+            | Intent::Put { dir, name } => [Some((dir, name)), None],
+            Intent::Rename { from, to, .. } => [Some(from), Some(to)],
+            Intent::None
+            | Intent::Repeat(..)
+            | Intent::Append { .. }
+            | Intent::Copy { .. }
+            | Intent::SetXattr { .. }
+            | Intent::RemoveXattr { .. } => [None, None],
+        };
+        Breaks { names, attributes, rights: self.takes_rights }
+    }
 }
 
 /// Whether a call comes in a replay slot.

@@ -47,6 +47,8 @@ impl Sink for Forgetful {
                     slots: 64,
                     lease_ms: 60_000,
                     info: self.info.clone(),
+                    lease_term_ms: 0,
+                    lease_epoch: 0,
                 };
                 self.connection.send(&welcome.message(), None)
             }

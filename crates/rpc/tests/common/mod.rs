@@ -3,6 +3,7 @@
 
 pub mod calls;
 pub mod forgetful;
+pub mod lessee;
 pub mod raw;
 pub mod server_epochs;
 
@@ -12,7 +13,9 @@ use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_fabric::sim::Network;
 use dray_fabric::{Address, Connect, Listening, listen_first, local};
 use dray_rpc::auth::Key;
-use dray_rpc::client::{ClientOptions, ClientSession, ConnectError, RemoteFs, SessionMemory};
+use dray_rpc::client::{
+    ClientOptions, ClientSession, ConnectError, LeaseWish, RemoteFs, SessionMemory,
+};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rt::{DriverKind, Executor, Scope};
 
@@ -50,6 +53,7 @@ pub fn client_options() -> ClientOptions {
         split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
         caches: false,
         counts_on_one_user: false,
+        leases: LeaseWish::No,
         definition: 0,
     }
 }

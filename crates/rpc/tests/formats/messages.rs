@@ -241,6 +241,8 @@ fn handshakes(written: &mut Written) {
         slots: 64,
         lease_ms: 60_000,
         info: info(),
+        lease_term_ms: 0,
+        lease_epoch: 0,
     };
     let then = written.same("welcome", &welcome.message());
     assert_eq!(Welcome::from_message(&then), Ok(welcome));

@@ -10,7 +10,7 @@ use dray_core::{
 };
 use dray_fabric::sim::Network;
 use dray_fabric::{Connect, ConnectInTurn};
-use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, SessionMemory};
+use dray_rpc::client::{ClientOptions, ClientSession, LeaseWish, RemoteFs, SessionMemory};
 use dray_rt::sync::oneshot;
 use dray_rt::{ExecutorHandle, Scope};
 
@@ -77,6 +77,7 @@ impl SimClient {
             split_min_bytes: 8,
             caches: true,
             counts_on_one_user: false,
+            leases: LeaseWish::No,
             definition: 0,
         };
         loop {

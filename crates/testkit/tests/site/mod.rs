@@ -18,7 +18,7 @@ use dray_layers::placement::{
     placed_stack,
 };
 use dray_layers::{Observed, Observer, Outcome};
-use dray_rpc::client::{ClientOptions, ClientSession, RemoteFs, SessionMemory};
+use dray_rpc::client::{ClientOptions, ClientSession, LeaseWish, RemoteFs, SessionMemory};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 
 #[allow(unused_imports)] // as above
@@ -100,6 +100,7 @@ fn client_options(host: String) -> ClientOptions {
         split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
         caches: false,
         counts_on_one_user: false,
+        leases: LeaseWish::No,
         definition: 0,
     }
 }

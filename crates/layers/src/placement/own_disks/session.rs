@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use dray_core::{
-    FileId, FindJobs, HearChanges, LockOwner, NodeId, OpenFile, OpenHow, RequestId, SessionControl,
-    Stack,
+    Attr, FileId, FindJobs, HearChanges, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow,
+    RequestId, SessionControl, Stack,
 };
 
 use super::directory::OwnDirectory;
@@ -86,6 +86,13 @@ impl SessionControl for OwnDisksSession {
     /// Targets know objects, and no file that a front end knows.
     fn hear_changes_by(&self, hear: HearChanges) {
         self.home().hear_changes_by(hear);
+    }
+
+    /// Sessions with several servers have no leases.
+    fn hear_recalls_by(&self, _: HearRecalls) {}
+
+    fn leased_attributes(&self, _: FileId) -> Option<Attr> {
+        None
     }
 
     fn find_jobs_by(&self, find: FindJobs) {

@@ -4,18 +4,18 @@ use std::future::poll_fn;
 use std::task::Poll;
 use std::time::Duration;
 
-use dray_core::{Buf, BufMut, Context, Errno, Error, Result};
+use dray_core::{Buf, BufMut, Context, Errno, Error, FileId, Result};
 use dray_rt::{Instant, now, timeout};
 
 use super::tags::TagClass;
 use super::unresponsive::ReceiveMark;
 use super::waiting::{CallGuard, TagWait};
-use super::{Channel, ConnectionEpoch, Phase, State};
+use super::{ChangeNotes, Channel, ConnectionEpoch, Phase, State};
 use crate::client::durability::{ChangeStamp, Confirmation};
 use crate::client::file::RemoteFile;
 use crate::client::link::SessionState;
 use crate::client::slots::ReplaySlot;
-use crate::wire::{Call, CallHead, Malformed, ReplyHead, SessionChange, Stamp, Ticket};
+use crate::wire::{Call, CallHead, Changes, Malformed, ReplyHead, SessionChange, Stamp, Ticket};
 
 /// Everything about one call but its result's type.
 pub(crate) struct OutgoingCall<'a> {
@@ -28,6 +28,8 @@ pub(crate) struct OutgoingCall<'a> {
     pub(crate) request: u64,
     pub(crate) data: Option<Buf>,
     pub(crate) into: Option<BufMut>,
+    /// The open file that the call names.
+    pub(crate) file: Option<FileId>,
     /// A second open file that the call names.
     pub(crate) to: Option<&'a RemoteFile>,
     /// Bits for [`CallHead`].
@@ -46,18 +48,20 @@ pub(crate) struct OutgoingCall<'a> {
 pub(crate) struct CallTraits {
     pub(super) session: SessionChange,
     pub(super) takes_rights: bool,
+    pub(super) changes: bool,
     pub(super) sets: bool,
 }
 
 impl<'a> OutgoingCall<'a> {
     /// In no slot, without data, and of no request of the front end.
     pub(crate) fn of(cx: &'a Context, call: &'a Call<'a>) -> OutgoingCall<'a> {
-        let (slot, data, into, to) = (None, None, None, None);
+        let (slot, data, into, file, to) = (None, None, None, None, None);
         let (began, looked_at, patient) = (None, false, false);
         let row = call.row();
         let traits = CallTraits {
             session: row.session,
             takes_rights: row.takes_rights.is_some(),
+            changes: row.changes != Changes::Nothing,
             sets: row.sets,
         };
         let (request, flags) = (0, 0);
@@ -69,6 +73,7 @@ impl<'a> OutgoingCall<'a> {
             request,
             data,
             into,
+            file,
             to,
             flags,
             began,
@@ -264,9 +269,14 @@ impl Channel {
     /// `session`: the one in which it was begun.
     fn send_first(&self, state: &mut State, tag: u32, mut ask: OutgoingCall<'_>, session: u64) {
         ask.flags |= if self.replays { CallHead::RECOVERY } else { 0 };
-        let changing = ask.traits.takes_rights.then(|| self.rights.change());
+        let ChangeNotes { rights, leases } = &self.notes;
+        let changing = ask.traits.takes_rights.then(|| rights.change());
+        let files = [ask.file, ask.to.map(|to| to.id)];
+        let change = ask.traits.changes.then(|| leases.own_change(ask.call, files)).flatten();
+        let sent = leases.sent();
         state.ask(tag, ask, session);
-        state.calls[tag as usize].changing = changing;
+        let pending = &mut state.calls[tag as usize];
+        (pending.changing, pending.change, pending.sent) = (changing, change, sent);
     }
 
     /// The outcome of the call. The body of its answer is given to `decode`.
@@ -379,7 +389,7 @@ pub(crate) fn value_of<T>(
 
 #[cfg(test)]
 mod tests {
-    use dray_core::{FileId, OpenHow};
+    use dray_core::OpenHow;
 
     use super::*;
 

@@ -122,7 +122,7 @@ mod tests {
     fn files_opened_without_a_caller_are_closed_however_many() {
         simulate(async {
             let closing = Arc::new(CloseMemory::new(Arc::new(SessionMemory::heap())));
-            let channel = Channel::new(None, closing, Arc::default(), 0);
+            let channel = Channel::new(None, closing, Default::default(), 0);
             let wire = Arc::new(StalledPeer::default());
             channel.up(wire.clone(), (1, ConnectionEpoch::default()), (8, 8), true);
             (1..=CLOSES_MAX as u64).for_each(|handle| assert!(channel.close(handle)));
@@ -143,7 +143,7 @@ mod tests {
         for (closes, back_first) in [(0, false), (0, true), (CLOSES_MAX, false)] {
             simulate(async {
                 let closing = Arc::new(CloseMemory::new(Arc::new(SessionMemory::heap())));
-                let channel = Channel::new(Some(LIMIT), closing, Arc::default(), 0);
+                let channel = Channel::new(Some(LIMIT), closing, Default::default(), 0);
                 channel.up(
                     Arc::new(StalledPeer::default()),
                     (1, ConnectionEpoch::default()),
@@ -185,7 +185,7 @@ mod tests {
         const LIMIT: Duration = Duration::from_millis(300);
         simulate(async {
             let closing = Arc::new(CloseMemory::new(Arc::new(SessionMemory::heap())));
-            let channel = Channel::new(Some(LIMIT), closing, Arc::default(), 0);
+            let channel = Channel::new(Some(LIMIT), closing, Default::default(), 0);
             let wire = Arc::new(StalledPeer::default());
             channel.up(wire.clone(), (1, ConnectionEpoch::default()), (128, 64), true);
             for handle in 1..=(CLOSES_MAX + 2 * CLOSERS_MAX) as u64 {
@@ -204,7 +204,7 @@ mod tests {
     fn what_must_be_closed_before_the_first_connection_is_closed_with_it() {
         simulate(async {
             let closing = Arc::new(CloseMemory::new(Arc::new(SessionMemory::heap())));
-            let channel = Channel::new(None, closing, Arc::default(), 1);
+            let channel = Channel::new(None, closing, Default::default(), 1);
             for handle in 1..=CLOSES_MAX as u64 + 1 {
                 channel.close_unwanted(UnwantedFile { handle, noted: None });
             }

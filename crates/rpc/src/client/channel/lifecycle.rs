@@ -196,7 +196,7 @@ mod tests {
         Executor::new(DriverKind::Simulated { seed: 3 }).unwrap().block_on(async {
             for (next, sent) in [(1, vec![Op::Read]), (2, vec![])] {
                 let closing = Arc::new(CloseMemory::new(Arc::new(SessionMemory::heap())));
-                let channel = Channel::new(None, closing, Arc::default(), 1);
+                let channel = Channel::new(None, closing, Default::default(), 1);
                 let (cx, wire) = (Context::system(), Arc::new(StalledPeer::default()));
                 let asks = channel.clone();
                 let reader = spawn_join(async move {

@@ -31,6 +31,7 @@ pub(crate) use self::receiver::ReplyReceiver;
 use self::tags::Tags;
 pub(crate) use self::waiting::LockWait;
 use crate::client::holdings::closes::{CloseMemory, PendingClose, UnsettledCloses};
+use crate::client::leases::LeasedAnswers;
 use crate::client::link::SessionState;
 use crate::client::open_ahead::RightsChanges;
 
@@ -43,11 +44,20 @@ pub(crate) struct ConnectionEpoch {
     pub(crate) session_state: SessionState,
 }
 
+/// Where changes are noted while they are on their way.
+#[derive(Clone, Default)]
+pub(crate) struct ChangeNotes {
+    /// Those of rights.
+    pub(crate) rights: Arc<RightsChanges>,
+    /// Those of what may be leased.
+    pub(crate) leases: LeasedAnswers,
+}
+
 /// Sends calls and hands out their answers.
 pub(crate) struct Channel {
     timeout: Option<Duration>,
     closing: Arc<CloseMemory>,
-    rights: Arc<RightsChanges>,
+    notes: ChangeNotes,
     /// The calls of this channel are part of a replay.
     replays: bool,
     me: Weak<Channel>,
@@ -117,18 +127,19 @@ impl Channel {
     pub(crate) fn new(
         timeout: Option<Duration>,
         closing: Arc<CloseMemory>,
-        rights: Arc<RightsChanges>,
+        notes: ChangeNotes,
         session: u64,
     ) -> Arc<Channel> {
-        let channel = Channel::with(timeout, closing, rights, false);
+        let channel = Channel::with(timeout, closing, notes, false);
         channel.lock().session = session;
         channel
     }
 
     /// A channel whose calls do not wait for the end of a replay: they are part of it.
-    pub(crate) fn for_replay(closing: Arc<CloseMemory>) -> Arc<Channel> {
+    pub(crate) fn for_replay(closing: Arc<CloseMemory>, leases: LeasedAnswers) -> Arc<Channel> {
         // This channel sends answered changes again, before anything else is asked.
-        Channel::with(None, closing, Arc::default(), true)
+        let notes = ChangeNotes { leases, ..ChangeNotes::default() };
+        Channel::with(None, closing, notes, true)
     }
 
     /// Whether it ends with the replay that it was made for.
@@ -139,7 +150,7 @@ impl Channel {
     fn with(
         timeout: Option<Duration>,
         closing: Arc<CloseMemory>,
-        rights: Arc<RightsChanges>,
+        notes: ChangeNotes,
         replays: bool,
     ) -> Arc<Channel> {
         let node = closing.memory().drawn_node();
@@ -147,7 +158,7 @@ impl Channel {
             me: me.clone(),
             timeout,
             closing,
-            rights,
+            notes,
             replays,
             state: Mutex::new(State {
                 connection: None,

@@ -14,7 +14,8 @@ use super::identities::Caller;
 use super::tags::TagClass;
 use super::{Channel, OutgoingCall, Phase, State};
 use crate::client::holdings::closes::PendingClose;
-use crate::wire::{Call, CallHead, NO_SLOT, NotifyHead, Wire, put_jobs};
+use crate::client::link::SessionState;
+use crate::wire::{Call, CallHead, NO_SLOT, NotifyHead, Recall, Wire, put_jobs};
 
 /// How long a close waits for a message to go out with. Longer than the kernel's tick (1 to
 /// 4 ms): a thread that goes on waiting for events need not program the clock for it.
@@ -99,6 +100,27 @@ impl Channel {
             let _ = connection.notify(&message); // who asked waits for a moment only
             connection.flush();
         }
+    }
+
+    /// Notifies the server that all that a recall names is forgotten. False without a connection to
+    /// the epoch of the server that has sent the recall.
+    pub(crate) fn acknowledge_recall(&self, number: u64, session_state: SessionState) -> bool {
+        let state = self.lock();
+        if state.epoch.session_state != session_state {
+            return false;
+        }
+        let Some(connection) = state.connection.clone() else { return false };
+        drop(state);
+        let mut message = Vec::new();
+        Recall::put_answer(number, &mut message);
+        let sent = connection.send(&message, None).is_ok();
+        connection.flush();
+        sent
+    }
+
+    /// The epoch of the server that its connection leads to.
+    pub(crate) fn session_state(&self) -> SessionState {
+        self.lock().epoch.session_state
     }
 
     /// Notifies the server that programs store into a shared mapping of this file. It is advice:
@@ -243,7 +265,7 @@ mod tests {
     fn connected() -> (Arc<Channel>, Arc<StalledPeer>) {
         let closing = Arc::new(CloseMemory::new(Arc::new(SessionMemory::heap())));
         let (channel, wire) =
-            (Channel::new(None, closing, Arc::default(), 0), Arc::new(StalledPeer::default()));
+            (Channel::new(None, closing, Default::default(), 0), Arc::new(StalledPeer::default()));
         channel.up(wire.clone(), (1, ConnectionEpoch::default()), (8, 8), true);
         (channel, wire)
     }
@@ -322,7 +344,7 @@ mod tests {
         simulate(async {
             for one_way in [true, false] {
                 let closing = Arc::new(CloseMemory::new(Arc::new(SessionMemory::heap())));
-                let channel = Channel::new(None, closing, Arc::default(), 1);
+                let channel = Channel::new(None, closing, Default::default(), 1);
                 assert!(channel.close(5));
                 let wire = Arc::new(StalledPeer::default());
                 channel.up(wire.clone(), (1, ConnectionEpoch::default()), (8, 8), one_way);

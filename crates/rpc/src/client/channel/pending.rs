@@ -3,11 +3,13 @@
 use std::task::Waker;
 
 use dray_core::{Buf, BufMut, Errno, RequestId};
+use dray_rt::Instant;
 
 use super::identities::Caller;
 use super::tags::TagClass;
 use super::{ConnectionEpoch, OutgoingCall, State};
 use crate::client::holdings::closes::PendingClose;
+use crate::client::leases::OwnChange;
 use crate::client::open_ahead::RightsChange;
 use crate::wire::{CallHead, NO_SLOT, ReplyHead, SessionChange};
 
@@ -43,6 +45,10 @@ pub(super) struct PendingCall {
     pub(super) noted: Option<PendingClose>,
     /// The change of rights that the call makes, until its tag is free again.
     pub(super) changing: Option<RightsChange>,
+    /// What the call changes of what may be leased, until it is answered.
+    pub(super) change: Option<OwnChange>,
+    /// When it was first sent, if the session has leases.
+    pub(super) sent: Option<Instant>,
     /// The session that it was sent in; 0: it has not been sent.
     pub(super) session: u64,
     /// The only session in which it may be sent, if there is one.
@@ -142,6 +148,7 @@ impl State {
         pending.receiver = None;
         pending.number = self.sent;
         pending.slot = ask.slot.map(|(slot, _)| slot);
+        pending.sent = None;
         pending.session = 0;
         pending.only_in = ask.looked_at.then_some(session);
         pending.resent = false;
@@ -220,6 +227,12 @@ impl State {
         pending.receiver = None;
         pending.waker = None;
         pending.changing = None;
+        // It was sent, and no answer has come.
+        let change = pending.change.take().filter(|_| pending.session != 0);
+        if let Some((change, home)) = change.zip(self.home.as_ref()) {
+            home.spawn(change.lingers());
+        }
+        let pending = &mut self.calls[tag as usize];
         if std::mem::take(&mut pending.locks) != 0 {
             self.unsettled.drain(..).for_each(Waker::wake);
         }
@@ -288,7 +301,7 @@ mod tests {
         static DATA: [u8; 4] = *b"data";
         Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
             let closing = Arc::new(CloseMemory::new(Arc::new(SessionMemory::heap())));
-            let channel = Channel::new(None, closing, Arc::default(), 0);
+            let channel = Channel::new(None, closing, Default::default(), 0);
             channel.up(
                 Arc::new(StalledPeer::default()),
                 (1, ConnectionEpoch::default()),
@@ -328,7 +341,7 @@ mod tests {
     fn answers_without_a_caller_hold_no_memory() {
         Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
             let closing = Arc::new(CloseMemory::new(Arc::new(SessionMemory::heap())));
-            let channel = Channel::new(None, closing, Arc::default(), 0);
+            let channel = Channel::new(None, closing, Default::default(), 0);
             channel.up(
                 Arc::new(StalledPeer::default()),
                 (1, ConnectionEpoch::default()),
@@ -383,8 +396,12 @@ mod tests {
         Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
             let memory = Arc::new(SessionMemory::heap());
             memory.set_slots(2);
-            let channel =
-                Channel::new(None, Arc::new(CloseMemory::new(memory.clone())), Arc::default(), 0);
+            let channel = Channel::new(
+                None,
+                Arc::new(CloseMemory::new(memory.clone())),
+                Default::default(),
+                0,
+            );
             channel.up(
                 Arc::new(StalledPeer::default()),
                 (1, ConnectionEpoch::default()),

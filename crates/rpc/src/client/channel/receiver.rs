@@ -65,6 +65,10 @@ impl Sink for ReplyReceiver {
         if settled && matches!(pending.phase, Phase::Asked | Phase::Abandoned) {
             state.closes.settle(pending.number, &self.0.closing);
         }
+        if let Some(sent) = pending.sent.take() {
+            self.0.notes.leases.answered(sent);
+        }
+        drop(pending.change.take());
         match pending.phase {
             Phase::Asked => {
                 pending.results.clear();

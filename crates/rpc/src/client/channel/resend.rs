@@ -154,7 +154,7 @@ mod tests {
     /// Noted closes of the handles from 1 to `closes`, and no connection yet.
     fn with_closes(closes: usize) -> Arc<Channel> {
         let closing = Arc::new(CloseMemory::new(Arc::new(SessionMemory::heap())));
-        let channel = Channel::new(None, closing, Arc::default(), 1);
+        let channel = Channel::new(None, closing, Default::default(), 1);
         (1..=closes as u64).for_each(|handle| assert!(channel.close(handle)));
         channel
     }

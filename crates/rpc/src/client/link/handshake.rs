@@ -18,12 +18,13 @@ use super::{Link, ServerEnd};
 use crate::auth::{Key, Role, Transcript};
 use crate::client::channel::{Channel, ConnectionEpoch, ReplyReceiver};
 use crate::client::durability::SyncedFor;
+use crate::client::leases::LeaseWish;
 use crate::client::replay::Replay;
-use crate::client::session::ConnectError;
+use crate::client::session::{ClientOptions, ConnectError};
 use crate::wire::{
-    Auth, Challenge, FEATURE_CHANGES, FEATURE_ONE_WAY, FEATURE_STAMPS, FEATURES, HandshakeError,
-    Hello, Input, Kind, Malformed, NotifyHead, ONE_USER, Proof, RECOVERING, Refused, VERSION_MAX,
-    VERSION_MIN, Welcome, peek_kind,
+    Auth, Challenge, FEATURE_CHANGES, FEATURE_LEASES, FEATURE_ONE_WAY, FEATURE_STAMPS, FEATURES,
+    HandshakeError, Hello, Input, Kind, Malformed, NotifyHead, ONE_USER, Proof, RECOVERING,
+    Refused, VERSION_MAX, VERSION_MIN, Welcome, peek_kind,
 };
 
 /// How a handshake ended.
@@ -119,7 +120,7 @@ impl LinkSink {
         let hello = Hello {
             version_min: VERSION_MIN,
             version_max: VERSION_MAX,
-            features: if options.caches { FEATURES } else { FEATURES & !FEATURE_CHANGES },
+            features: FEATURES & !unwanted(options),
             auth: if options.key.is_some() { Auth::Psk } else { Auth::None },
             nonce,
             export: options.export.clone(),
@@ -266,6 +267,7 @@ impl LinkSink {
                 self.link.unsynced.durable_up_to(stamp, ticket, SyncedFor::OtherClients);
             }
             NotifyHead::CHANGED => self.link.others_changed(head.tag, input)?,
+            NotifyHead::RECALL => self.link.recalled(&self.channel, head.tag, input)?,
             NotifyHead::JOB_QUERY => self.link.asked_for_jobs(&self.channel, head.tag, input)?,
             _ => {} // a later version's advice
         }
@@ -323,6 +325,16 @@ impl Sink for LinkSink {
         };
         step.map_err(|error| self.failed(error))
     }
+}
+
+/// The features that a session with these options does not want.
+fn unwanted(options: &ClientOptions) -> u64 {
+    let changes = if options.caches { 0 } else { FEATURE_CHANGES };
+    let leases = match options.leases {
+        LeaseWish::No => FEATURE_LEASES,
+        LeaseWish::Yes { .. } => 0,
+    };
+    changes | leases
 }
 
 /// The server proved another key than ours, or none.

@@ -7,6 +7,7 @@ mod connecting;
 mod handshake;
 pub(crate) mod jobs;
 pub(crate) mod outage;
+mod recalls;
 mod reestablish;
 mod release;
 mod server_identity;
@@ -25,11 +26,12 @@ use self::jobs::JobFinder;
 use self::reestablish::ReestablishQueue;
 use self::server_identity::ServerIdentity;
 pub(crate) use self::server_identity::SessionState;
-use crate::client::channel::Channel;
+use crate::client::channel::{ChangeNotes, Channel};
 use crate::client::durability::{MappedSegments, UnsyncedLog};
 use crate::client::holdings::closes::CloseMemory;
 use crate::client::holdings::files::OpenFiles;
 use crate::client::holdings::locks::HeldLocks;
+use crate::client::leases::LeasedAnswers;
 use crate::client::link::outage::Outage;
 use crate::client::memory::SessionMemory;
 use crate::client::open_ahead::OpenAhead;
@@ -79,6 +81,7 @@ pub(crate) struct Link {
     jobs: JobFinder,
     /// Notified when other clients change open files.
     changes: ChangeListener,
+    pub(crate) leases: LeasedAnswers,
     pub(crate) node: NodeId,
     server: Mutex<ServerIdentity>,
     /// The session has been ended by us, or its beginning given up: it is not to be begun anew.
@@ -104,6 +107,7 @@ impl Link {
         let first_handle = OWN_NUMBER | ((process << PROCESS_SHIFT) & !OWN_NUMBER);
         let (mut server, replay_bytes) = (ServerIdentity::default(), options.replay_bytes);
         let inherited = memory.session().is_some();
+        let leases = LeasedAnswers::new(options.leases, inherited);
         // Registered memory would come in here.
         let kept_data = Box::new(MappedSegments::default());
         let (reclaimed, reopened) = memory.reestablished();
@@ -131,6 +135,7 @@ impl Link {
             first_handle,
             jobs: JobFinder::default(),
             changes: ChangeListener::default(),
+            leases,
             node,
             server: Mutex::new(server),
             leaving: AtomicBool::new(false),
@@ -167,6 +172,7 @@ impl Link {
         if self.ended.set(why).is_err() {
             return;
         }
+        self.leases.end();
         let target = self.addresses.target();
         match why {
             ServerEnd::Evicted => log::error!(
@@ -236,9 +242,10 @@ impl Link {
     }
 
     pub(crate) fn new_channel(&self) -> Arc<Channel> {
-        let rights = self.open_ahead.rights().clone();
+        let (rights, leases) = (self.open_ahead.rights().clone(), self.leases.clone());
+        let notes = ChangeNotes { rights, leases };
         let session = self.server().session;
-        Channel::new(self.options.timeout, self.closing.clone(), rights, session)
+        Channel::new(self.options.timeout, self.closing.clone(), notes, session)
     }
 
     /// A replay with this epoch of the server is to begin on `channel`. A replay with an earlier

@@ -1,14 +1,15 @@
 //! The server's statements about itself and about the session, and the effects when they change.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use dray_core::Op;
 
 use super::Link;
 use crate::client::holdings::locks::HeldLock;
 use crate::wire::{
-    FEATURE_LOOKUP_OPEN, FEATURE_ONE_WAY, FEATURE_SPLIT_READS, FEATURE_STAMPS, FEATURE_TICKETS,
-    LATE_WRITES, ONE_USER, SQUASHES, Welcome, feature_of,
+    FEATURE_LEASES, FEATURE_LOOKUP_OPEN, FEATURE_ONE_WAY, FEATURE_SPLIT_READS, FEATURE_STAMPS,
+    FEATURE_TICKETS, LATE_WRITES, ONE_USER, SQUASHES, Welcome, feature_of,
 };
 
 /// The features that opening at a lookup takes.
@@ -122,6 +123,7 @@ impl Link {
         known.squashes = features & SQUASHES != 0;
         known.writes_late = features & LATE_WRITES != 0;
         self.met.send_replace(true);
+        self.leases.welcomed(offered, welcome.lease_epoch, term_of_leases(welcome, features));
         if first {
             self.memory.set_reestablished(welcome.instance);
         }
@@ -158,6 +160,13 @@ impl Link {
         let known = self.server();
         self.memory.set_boot(known.boot);
     }
+}
+
+/// How long leases are valid without a further call; zero if the server leases nothing. Where writes
+/// are carried out after they were answered, attributes change by themselves.
+fn term_of_leases(welcome: &Welcome, features: u64) -> Duration {
+    let leases = features & FEATURE_LEASES != 0 && features & LATE_WRITES == 0;
+    Duration::from_millis(if leases { welcome.lease_term_ms.into() } else { 0 })
 }
 
 /// A boot id in one word; 0 stays 0.

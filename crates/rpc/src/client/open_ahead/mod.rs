@@ -209,6 +209,21 @@ impl OpenAhead {
         }
     }
 
+    /// As [`OpenAhead::found`], of a lookup that was answered without the server.
+    pub(crate) fn found_here(
+        &self,
+        cx: &Context,
+        dir: FileId,
+        found: Option<&Entry>,
+    ) -> Option<Surplus> {
+        let mut state = self.lock();
+        let place = state.place(cx)?;
+        let surplus = state.unwanted(place, cx.pid);
+        let thread = &mut state.threads[place];
+        (thread.pid, thread.dir, thread.found) = (cx.pid, Some(dir), found.and_then(regular));
+        surplus
+    }
+
     /// Takes the answer to a lookup with an expectation: the entry found, and whether it is open
     /// under the guessed number. True if a task has to look after it from now on.
     pub(crate) fn answered(

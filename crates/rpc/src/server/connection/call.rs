@@ -14,6 +14,7 @@ use crate::server::exactly_once::settle::Amend;
 use crate::server::exactly_once::slots::{Reexecution, Route, Verdict};
 use crate::server::exactly_once::{bytes, needs};
 use crate::server::execute::{self, Files, ShownOperand};
+use crate::server::leases::{LeaseChange, LeaseGrants, LeaseSince};
 use crate::server::open_ahead::PendingRightsChange;
 use crate::server::ranges::{RangeGrant, Span};
 use crate::server::reply::Reply;
@@ -22,7 +23,7 @@ use crate::server::service::Inner;
 use crate::server::session::{ServerSession, SlottedChange, UnslottedCall};
 use crate::server::status::RunningCall;
 use crate::wire::{
-    Call, CallHead, CallRow, Changes, FileRef, Input, NO_SLOT, OpRow, SessionChange, Stamp,
+    Breaks, Call, CallHead, CallRow, Changes, FileRef, Input, NO_SLOT, OpRow, SessionChange, Stamp,
 };
 
 /// A call from its arrival to its answer.
@@ -58,6 +59,8 @@ struct Outcome {
     reply: Reply,
     /// The grants of a change, until the answer has been noted.
     grants: RangeGrants,
+    /// When it was carried out, if its answer may be leased.
+    since: Option<LeaseSince>,
 }
 
 /// The grants of a change.
@@ -66,20 +69,21 @@ struct RangeGrants {
     again: Option<Box<Reexecution>>,
     /// The grant of the bytes that a call writes, where it has no other grant of the file.
     lone: Option<RangeGrant>,
+    leases: Option<Box<LeaseChange>>,
 }
 
 impl Outcome {
     /// Of a call that has not been carried out.
     fn new(again: Option<Box<Reexecution>>) -> Outcome {
-        let grants = RangeGrants { plan: None, again, lone: None };
-        Outcome { reply: Reply::success(()), grants }
+        let grants = RangeGrants { plan: None, again, lone: None, leases: None };
+        Outcome { reply: Reply::success(()), grants, since: None }
     }
 }
 
 impl RangeGrants {
     fn give_up(&mut self) {
-        let RangeGrants { plan, again, lone } = self;
-        (*plan, *again, *lone) = (None, None, None);
+        let RangeGrants { plan, again, lone, leases } = self;
+        (*plan, *again, *lone, *leases) = (None, None, None, None);
     }
 }
 
@@ -121,7 +125,7 @@ impl CallInHand {
         let Entered { again, _slotted } = entered;
         let mut outcome = Outcome::new(again);
         let executed = self.execute(&call, data, changing.as_ref(), &mut outcome).await;
-        let Outcome { reply, grants } = &mut outcome;
+        let Outcome { reply, grants, since } = &mut outcome;
         if let Err(error) = executed {
             *reply = Reply::failure(&error);
         }
@@ -135,6 +139,10 @@ impl CallInHand {
             NO_SLOT => None,
             _ => self.session.slots.done(slot, sequence, reply),
         };
+        // Behind that: an answer that is asked for again says nothing that may have changed since.
+        if let Some(since) = since.take() {
+            self.lease(&call.row, since, grants.leases.as_deref(), reply);
+        }
         grants.give_up();
         drop(changing);
         // A client that has given up on a change in a slot waits for the tag alone.
@@ -242,7 +250,7 @@ impl CallInHand {
         changing: Option<&PendingRightsChange<'_>>,
         outcome: &mut Outcome,
     ) -> dray_core::Result<()> {
-        let Outcome { reply, grants: RangeGrants { plan, again, lone } } = outcome;
+        let Outcome { reply, grants: RangeGrants { plan, again, lone, leases }, since } = outcome;
         let data_bytes = data.as_ref().map_or(0, Buf::len);
         let (_admitted, refused) = match self.admitted(call, data_bytes, again.is_some()).await {
             Ok(grants) => (grants, None),
@@ -255,6 +263,10 @@ impl CallInHand {
         };
         let in_slot = self.head.slot != NO_SLOT;
         let files = if in_slot { Files::of(&self.session, row)? } else { Files::default() };
+        *leases = self.breaking(row, &files);
+        if let Some(waits) = leases.as_mut().and_then(|leases| leases.recall()) {
+            Box::pin(waits.wait()).await;
+        }
         again.take_if(|again| !self.asks_again(again, row, &files));
         if let Some(answered) = again.as_mut().and_then(|again| again.answered.take()) {
             let of_call = (call, row, &files, data);
@@ -272,6 +284,14 @@ impl CallInHand {
         let amend = again.as_ref().and_then(|again| again.amend);
         if in_slot && again.is_none() {
             *plan = self.intend((row, &files), data_bytes).await?;
+        }
+        if let Some(leases) = leases {
+            let named = plan.iter().flat_map(|plan| plan.named).flatten();
+            let begun = again.iter().flat_map(|again| again.files());
+            named.chain(begun).for_each(|file| leases.attributes(file));
+            if let Some(waits) = leases.recall() {
+                Box::pin(waits.wait()).await;
+            }
         }
         let (server, session) = (&self.server, &self.session);
         if let Some(changing) = changing {
@@ -292,6 +312,8 @@ impl CallInHand {
         if changes && carried.is_none() {
             return Err(self.cx.cancelled());
         }
+        let table = session.export.lease_table.as_ref();
+        *since = table.zip(session.lease_holder()).map(|(table, holder)| table.since(holder));
         *reply = match execute::run(server, session, &self.cx, (call, state), data).await {
             Ok(reply) => reply,
             Err(error) => Reply::failure(&error),
@@ -317,6 +339,40 @@ impl CallInHand {
         }
         dray_rt::step().await;
         Ok(())
+    }
+
+    /// Marks what a change breaks of others' leases, as far as it is known before the change is
+    /// planned. Names are among it: nobody waits for a recall of names with a grant of ranges.
+    fn breaking(&self, row: &CallRow<'_>, files: &Files) -> Option<Box<LeaseChange>> {
+        let table = self.session.export.lease_table.as_ref()?;
+        if !row.changes.is_stamped() {
+            return None;
+        }
+        let mut change = LeaseChange::new(table, self.session.lease_holder());
+        let Breaks { names, attributes, rights } = row.breaks();
+        names.into_iter().flatten().for_each(|name| change.name(name));
+        if let Some(file) = rights.and_then(|file| files.id(file).ok()) {
+            change.rights(file);
+        } else if let Some(file) = attributes.and_then(|file| files.id(file).ok()) {
+            change.attributes(file);
+        }
+        Some(change)
+    }
+
+    /// Says in an answer what is leased with it.
+    fn lease(
+        &self,
+        row: &CallRow<'_>,
+        since: LeaseSince,
+        change: Option<&LeaseChange>,
+        reply: &mut Reply,
+    ) {
+        let export = &self.session.export;
+        let table = export.lease_table.as_ref().filter(|_| !export.recovery.running());
+        if let Some((table, holder)) = table.zip(self.session.lease_holder()) {
+            let grants = LeaseGrants::new(table, holder, since, change);
+            grants.answer(&self.session, (OpRow::of(self.head.op), row), reply);
+        }
     }
 
     /// Makes a change of data again that was answered so, and answers it.
@@ -513,7 +569,9 @@ mod tests {
     use dray_fabric::sim::Network;
 
     use super::*;
-    use crate::client::{ClientOptions, ClientSession as Mount, RemoteFs, SessionMemory};
+    use crate::client::{
+        ClientOptions, ClientSession as Mount, LeaseWish, RemoteFs, SessionMemory,
+    };
     use crate::server::journal::watched::{Watch, WatchedJournal};
     use crate::server::ranges::RangeTable;
     use crate::server::{Export, Server, ServerOptions};
@@ -553,6 +611,7 @@ mod tests {
             split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
             caches: false,
             counts_on_one_user: false,
+            leases: LeaseWish::No,
             definition: 0,
         };
         let mounted = Mount::connect(network.connector("s"), options, SessionMemory::heap()).await;

@@ -19,8 +19,8 @@ use crate::server::service::Inner;
 use crate::server::session::ServerSession;
 use crate::server::sessions::refused;
 use crate::wire::{
-    Auth, Challenge, FEATURES, HandshakeError, Hello, LATE_WRITES, Malformed, ONE_USER, Proof,
-    RECOVERING, Refused, SQUASHES, VERSION_MAX, VERSION_MIN, Welcome,
+    Auth, Challenge, FEATURE_LEASES, FEATURES, HandshakeError, Hello, LATE_WRITES, Malformed,
+    ONE_USER, Proof, RECOVERING, Refused, SQUASHES, VERSION_MAX, VERSION_MIN, Welcome,
 };
 
 /// The newest version that both ends speak.
@@ -129,7 +129,8 @@ impl ServerSink {
             (export.writes_late, LATE_WRITES),
         ];
         let of_server = of_server.iter().filter(|(is_so, _)| *is_so).map(|(_, bit)| bit);
-        let features = of_server.fold(hello.features & FEATURES, |all, bit| all | bit);
+        let leases = if export.lease_table.is_some() { 0 } else { FEATURE_LEASES };
+        let features = of_server.fold(hello.features & FEATURES & !leases, |all, bit| all | bit);
         let message = head.to_vec();
         let challenged = ChallengedPeer { hello, message, nonce, version, features, export };
         let key = self.server.options.key.as_ref();
@@ -299,6 +300,9 @@ impl Entrance {
 
     fn welcome(self, session: &Arc<ServerSession>, resumed: bool) {
         session.connected(self.number, self.connection.clone());
+        // Behind that: a session whose leases end meanwhile loses this connection, too.
+        let holder = session.may_hold_leases();
+        let lease_term = holder.and(session.export.lease_table.as_ref()).map(|table| table.term());
         let options = &self.server.options;
         let welcome = Welcome {
             session: session.id,
@@ -311,8 +315,13 @@ impl Entrance {
             slots: session.slots.count(),
             lease_ms: options.lease.as_millis().min(u128::from(u32::MAX)) as u32,
             info: session.export.fs.info().clone(),
+            lease_term_ms: lease_term.map_or(0, |term| term.as_millis() as u32),
+            lease_epoch: holder.map_or(0, |holder| holder.epoch()),
         };
         let _ = self.connection.send(&welcome.message(), None); // a broken one ends by itself
+        if let Some(holder) = holder {
+            holder.resend(&*self.connection);
+        }
         self.shared.lock().serving = true;
         drop(self.handshake_place);
     }

@@ -78,7 +78,15 @@ impl ServerSink {
             }
             NotifyHead::RECOVERY_COMPLETE => session.export.recovery_window.returned(session.id),
             NotifyHead::GOODBYE if self.server.options.broken().is(Sabotage::Goodbyes) => {}
+            NotifyHead::RECALLED => {
+                if let Some(holder) = session.lease_holder() {
+                    holder.acknowledged(input.get()?);
+                }
+            }
             NotifyHead::GOODBYE => {
+                if let Some(holder) = session.lease_holder() {
+                    holder.end(true);
+                }
                 drop(self.server.end(session.clone())); // nobody waits for it
             }
             _ => {} // from a newer version: advice, not a request
@@ -152,6 +160,9 @@ impl ServerSink {
             cx.counted = Counted::Bytes;
         } else {
             session.calls.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some(holder) = session.lease_holder() {
+            holder.heard();
         }
         let call = CallInHand {
             server: self.server.clone(),

@@ -24,6 +24,8 @@ pub(crate) struct Plan {
     pub(crate) intent: Vec<u8>,
     /// Where an append goes, bytes.
     pub(crate) append_at: Option<u64>,
+    /// Files that the names of the change lead to. They lose a name, get another one, or are cut.
+    pub(crate) named: [Option<FileId>; 2],
     grants: [Option<RangeGrant>; 2],
 }
 
@@ -34,7 +36,12 @@ thread_local! {
 
 impl Plan {
     fn new(intent: Vec<u8>, grant: RangeGrant, second: Option<RangeGrant>) -> Plan {
-        Plan { intent, append_at: None, grants: [Some(grant), second] }
+        Plan { intent, append_at: None, named: [None; 2], grants: [Some(grant), second] }
+    }
+
+    fn leading_to(mut self, named: [Option<FileId>; 2]) -> Plan {
+        self.named = named;
+        self
     }
 
     /// The file that a put has just made belongs to the put, too, until its data are in it. After a
@@ -218,7 +225,8 @@ impl Look<'_> {
             true => Some(to_overwrite(self.ranges(), entry.id).await),
             false => None,
         };
-        Ok(Plan::new(self.intent, grant, second))
+        let named = [cuts.then_some(entry.id), None];
+        Ok(Plan::new(self.intent, grant, second).leading_to(named))
     }
 
     async fn link(mut self, id: FileId, name: NameIn<'_>) -> Result<Plan> {
@@ -232,7 +240,8 @@ impl Look<'_> {
         if let Some(victim) = &entry {
             self.keep(victim).await;
         }
-        Ok(Plan::new(self.intent, grant, None))
+        let named = [entry.map(|entry| entry.id), None];
+        Ok(Plan::new(self.intent, grant, None).leading_to(named))
     }
 
     async fn put(mut self, name: NameIn<'_>, data_bytes: usize) -> Result<Plan> {
@@ -242,7 +251,8 @@ impl Look<'_> {
             Some(file) => Some(to_overwrite(self.ranges(), file.id).await),
             None => None,
         };
-        Ok(Plan::new(self.intent, grant, second))
+        let named = [entry.map(|entry| entry.id), None];
+        Ok(Plan::new(self.intent, grant, second).leading_to(named))
     }
 
     async fn rename(mut self, from: NameIn<'_>, to: NameIn<'_>, how: RenameHow) -> Result<Plan> {
@@ -257,7 +267,8 @@ impl Look<'_> {
         if let (RenameHow::Replace, Some(victim)) = (how, &victim) {
             self.keep(victim).await;
         }
-        Ok(Plan::new(self.intent, grant, second))
+        let named = [source, victim].map(|entry| entry.map(|entry| entry.id));
+        Ok(Plan::new(self.intent, grant, second).leading_to(named))
     }
 
     async fn append(mut self, handle: u64, data_bytes: usize) -> Result<Plan> {

@@ -72,6 +72,11 @@ impl Reexecution {
         self.grants.iter_mut().find(|grant| grant.file() == file)
     }
 
+    /// The files that it has grants of, of which it may change any.
+    pub(crate) fn files(&self) -> impl Iterator<Item = FileId> {
+        self.grants.iter().map(RangeGrant::file)
+    }
+
     /// The stamp of the data that it writes.
     pub(crate) fn stamp(&self) -> Option<u64> {
         self.grants.iter().find_map(RangeGrant::stamp)

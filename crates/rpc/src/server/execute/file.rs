@@ -6,6 +6,7 @@ use dray_core::{Buf, Context, DirPage, Errno, Error, Lock, LockKind, Op, OpenFil
 
 use dray_fabric::Charge;
 
+use crate::server::leases::LeaseGrants;
 use crate::server::ranges::Span;
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
@@ -65,7 +66,13 @@ pub(super) async fn readdir(
     let charge = session.buffers.charge(PAGE_COPIES * max_bytes.max(PAGE_MIN_BYTES)).await;
     // Looked for behind the wait: it may have been closed meanwhile.
     let file = session.file(handle).ok_or_else(|| Error::new(Errno::EBADF))?;
-    let entries = file.readdir(cx, cookie, max_bytes, plus).await?;
+    let holder = session.lease_holder().filter(|_| plus && !session.export.recovery.running());
+    let leases = session.export.lease_table.as_ref().zip(holder);
+    let since = leases.map(|(table, holder)| table.since(holder));
+    let mut entries = file.readdir(cx, cookie, max_bytes, plus).await?;
+    if let Some(((table, holder), since)) = leases.zip(since) {
+        LeaseGrants::new(table, holder, since, None).page(file.id(), &mut entries);
+    }
     page(&entries, max_bytes, charge)
 }
 

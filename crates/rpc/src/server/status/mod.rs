@@ -14,6 +14,7 @@ use dray_rt::Instant;
 
 use crate::server::execute::ShownOperand;
 use crate::server::export::Export;
+use crate::server::leases::LeaseStatus;
 use crate::server::recovery::tally::RecoveryStatus;
 use crate::server::service::{Inner, lock};
 use crate::server::session::ServerSession;
@@ -43,6 +44,8 @@ pub struct ServerStatus {
     /// Names of exports, and of how many files of each two clients stored into shared mappings at
     /// the same time.
     pub mapped_twice: Vec<(String, u64)>,
+    /// Names of the exports that lease something, and their leases.
+    pub leases: Vec<(String, LeaseStatus)>,
     /// The cost of a loss of the machine's power.
     pub recovery: RecoveryStatus,
     /// The refusals to clients, which leave others their share.
@@ -61,6 +64,7 @@ impl ServerStatus {
         self.operations_left_out += other.operations_left_out + too_many;
         self.repeated_calls += other.repeated_calls;
         self.mapped_twice.extend(other.mapped_twice);
+        self.leases.extend(other.leases);
         self.recovery = self.recovery.and(other.recovery);
         self.refused = self.refused.and(other.refused);
         self
@@ -114,6 +118,8 @@ pub struct ClientStatus {
     pub written_bytes: u64,
     /// How long it has had no connection.
     pub away: Option<Duration>,
+    /// Its leases; none if it has asked for none, or gets none.
+    pub leases: Option<LeaseStatus>,
 }
 
 /// A call under way.
@@ -223,6 +229,9 @@ impl Inner {
         let kind = |export: &Arc<Export>| (export.name.clone(), export.fs.info().kind.clone());
         let mapped_twice =
             |export: &Arc<Export>| (export.name.clone(), export.mappings.conflicts());
+        let leases = |export: &Arc<Export>| {
+            Some((export.name.clone(), export.lease_table.as_ref()?.status()))
+        };
         let (operations, subjects, operations_left_out) = self.operations();
         let status = ServerStatus {
             exports: exports.iter().map(kind).collect(),
@@ -233,6 +242,7 @@ impl Inner {
             buffer_used_bytes: pool.used_bytes,
             buffer_limit_bytes: pool.limit_bytes,
             mapped_twice: exports.iter().map(mapped_twice).collect(),
+            leases: exports.iter().filter_map(leases).collect(),
             recovery: self.recovery(),
             refused: self.refused(),
         };
@@ -281,6 +291,7 @@ fn client_status(session: &ServerSession) -> ClientStatus {
         read_bytes: session.read_bytes.load(Ordering::Relaxed),
         written_bytes: session.written_bytes.load(Ordering::Relaxed),
         away: session.alone_since().map(|since| since.elapsed()),
+        leases: session.lease_holder().map(|holder| holder.status()),
     }
 }
 

@@ -1,0 +1,34 @@
+//! Ranges of files that were read are kept on a local disk of the client (ADR 0050).
+//!
+//! [`CachedFs`] stands around a client's file system. A file that is opened for reading is kept under its
+//! [`FileVersion`]: its size and times. Reads go to the local disk while the server's lease on the attributes
+//! says that the file still has that version. Every change of a file breaks that lease, so a read never
+//! sees what was changed before it. Without a lease all reads go to the server.
+//!
+//! The files of the cache are named by file and version, so versions never mix. What a
+//! process that died had not noted in an entry's map is fetched again. Errors of the local disk reach
+//! nobody: the read goes to the server.
+
+mod blocks;
+mod entry;
+mod eviction;
+mod file;
+mod fs;
+mod key;
+mod map_file;
+mod options;
+mod store;
+#[cfg(test)]
+mod tests;
+
+pub use blocks::BLOCK_BYTES;
+pub use eviction::{CacheUse, clear, list, usage};
+pub use fs::{CachedFs, LeasedAttributes};
+pub use key::{EntryKey, FileVersion};
+pub use map_file::EntryMap;
+pub use options::{CacheOptions, CacheRule, CacheRules, parse_size};
+pub use store::{CacheCounts, LocalCache};
+
+/// The extended attribute by which programs ask for the state of a file, and pin or drop it. It is answered
+/// by the mount, and never reaches a server.
+pub const STATE_XATTR: &[u8] = b"user.dray.cache";

@@ -1,0 +1,200 @@
+//! The cache of a process: entries in use, and the threads that wait for the disk.
+
+use std::collections::HashMap;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use dray_core::Buf;
+use dray_rt::{Instant, Pool, Share, now};
+
+use crate::entry::CacheEntry;
+use crate::eviction;
+use crate::key::EntryKey;
+use crate::options::CacheOptions;
+
+/// Threads that wait for the disk.
+const THREADS_MAX: usize = 8;
+/// Calls that wait for a thread.
+const QUEUE_MAX: usize = 256;
+/// Bytes that wait to be stored. Who reads further waits with them.
+const STORING_MAX_BYTES: u64 = 64 << 20;
+/// So long the disk is left alone after an error.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// Counters of a cache.
+#[derive(Debug, Default)]
+pub struct CacheCounts {
+    /// Reads that the local disk answered.
+    pub hits: AtomicU64,
+    /// Bytes that the local disk answered.
+    pub hit_bytes: AtomicU64,
+    /// Reads that were passed on and stored.
+    pub misses: AtomicU64,
+    /// Bytes that were stored.
+    pub stored_bytes: AtomicU64,
+    /// Reads that were passed on without a lease.
+    pub unleased: AtomicU64,
+    /// Errors of the local disk.
+    pub errors: AtomicU64,
+}
+
+pub(crate) fn add(counter: &AtomicU64, count: u64) {
+    counter.fetch_add(count, Ordering::Relaxed);
+}
+
+/// A cache on a local disk, shared by all threads of a mount.
+pub struct LocalCache {
+    pub(crate) options: CacheOptions,
+    /// What it has done.
+    pub counts: CacheCounts,
+    pub(crate) pool: Pool,
+    entries: Mutex<HashMap<EntryKey, Weak<CacheEntry>>>,
+    storing_bytes: AtomicU64,
+    /// Bytes that were stored since room was made last.
+    unchecked_bytes: AtomicU64,
+    paused_until: Mutex<Option<Instant>>,
+}
+
+/// Bytes that wait to be stored, until they are or never will be.
+struct Storing {
+    cache: Arc<LocalCache>,
+    len_bytes: u64,
+}
+
+impl Drop for Storing {
+    fn drop(&mut self) {
+        self.cache.storing_bytes.fetch_sub(self.len_bytes, Ordering::Relaxed);
+    }
+}
+
+impl LocalCache {
+    /// The cache in the directory that the options name, which is made. Errors: those of the disk;
+    /// `PermissionDenied`: others may read or change the directory.
+    pub fn open(options: CacheOptions) -> io::Result<Arc<LocalCache>> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&options.dir)?;
+        let stat = fs::metadata(&options.dir)?;
+        // SAFETY: no memory is passed.
+        let own = stat.uid() == unsafe { libc::geteuid() };
+        if !own || stat.permissions().mode() & 0o077 != 0 {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        Ok(Arc::new(LocalCache {
+            options,
+            counts: CacheCounts::default(),
+            pool: Pool::new("dray-cache", THREADS_MAX, QUEUE_MAX),
+            entries: Mutex::default(),
+            storing_bytes: AtomicU64::new(0),
+            unchecked_bytes: AtomicU64::new(0),
+            paused_until: Mutex::new(None),
+        }))
+    }
+
+    /// The directory in which it lies.
+    pub fn dir(&self) -> &Path {
+        &self.options.dir
+    }
+
+    /// Most bytes that it takes.
+    pub fn size_bytes(&self) -> u64 {
+        self.options.size_bytes
+    }
+
+    fn entries(&self) -> MutexGuard<'_, HashMap<EntryKey, Weak<CacheEntry>>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the disk is left alone for now.
+    pub(crate) fn is_paused(&self) -> bool {
+        let mut paused = self.paused_until.lock().unwrap_or_else(PoisonError::into_inner);
+        *paused = paused.filter(|until| *until > now());
+        paused.is_some()
+    }
+
+    /// Something is wrong with the disk. Reads go to the server for a while.
+    pub(crate) fn failed(&self, error: &io::Error) {
+        add(&self.counts.errors, 1);
+        let dir = self.options.dir.display();
+        if !self.is_paused() {
+            log::warn!("cache {dir}: {error}; reads go to the server for {} s", PAUSE.as_secs());
+        }
+        let mut paused = self.paused_until.lock().unwrap_or_else(PoisonError::into_inner);
+        *paused = Some(now() + PAUSE);
+    }
+
+    /// The entry of a version, in use from now on. None: the disk cannot be used.
+    pub(crate) async fn entry(&self, key: EntryKey) -> Option<Arc<CacheEntry>> {
+        if self.is_paused() {
+            return None;
+        }
+        if let Some(entry) = self.entries().get(&key).and_then(Weak::upgrade) {
+            return Some(entry);
+        }
+        let dir = self.options.dir.clone();
+        let opened = self.pool.run(move || CacheEntry::open(&dir, key)).await.ok()?;
+        let opened = opened.inspect_err(|error| self.failed(error)).ok()?;
+        let mut entries = self.entries();
+        if let Some(entry) = entries.get(&key).and_then(Weak::upgrade) {
+            return Some(entry); // another thread was faster
+        }
+        entries.retain(|_, entry| entry.strong_count() > 0);
+        let opened = Arc::new(opened);
+        entries.insert(key, Arc::downgrade(&opened));
+        Some(opened)
+    }
+
+    /// Stores what was read, later. Waits only while too much waits.
+    pub(crate) async fn store(self: &Arc<Self>, entry: &Arc<CacheEntry>, at: u64, data: Buf) {
+        let len_bytes = data.len() as u64;
+        let entry = entry.clone();
+        let waiting = self.storing_bytes.fetch_add(len_bytes, Ordering::Relaxed);
+        let storing = Storing { cache: self.clone(), len_bytes };
+        let store = move || storing.cache.store_now(&entry, at, &data);
+        if waiting > STORING_MAX_BYTES {
+            let _ = self.pool.run(store).await; // what is not stored is read again
+        } else {
+            self.pool.spawn_for(Share { client: 0, thing: None }, store);
+        }
+    }
+
+    fn store_now(&self, entry: &CacheEntry, at: u64, data: &[u8]) {
+        let stored = entry.store(at, data).and_then(|new| {
+            if entry.is_due() {
+                entry.save()?;
+            }
+            add(&self.counts.stored_bytes, new);
+            self.make_room(new)
+        });
+        if let Err(error) = stored {
+            self.failed(&error);
+        }
+    }
+
+    /// Looks what all processes have stored after each sixty-fourth of the size.
+    fn make_room(&self, new_bytes: u64) -> io::Result<()> {
+        let step = (self.options.size_bytes / 64).max(1 << 20);
+        let before = self.unchecked_bytes.fetch_add(new_bytes, Ordering::Relaxed);
+        if before + new_bytes < step {
+            return Ok(());
+        }
+        self.unchecked_bytes.store(0, Ordering::Relaxed);
+        match eviction::evict(&self.options.dir, self.options.size_bytes)? {
+            true => Ok(()),
+            false => Err(io::ErrorKind::StorageFull.into()),
+        }
+    }
+
+    /// Notes what was stored of an entry that somebody has stopped using.
+    pub(crate) fn save_later(self: &Arc<Self>, entry: Arc<CacheEntry>) {
+        let cache = self.clone();
+        self.pool.spawn_for(Share { client: 0, thing: None }, move || {
+            if let Err(error) = entry.save() {
+                cache.failed(&error);
+            }
+        });
+    }
+}

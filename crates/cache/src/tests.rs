@@ -1,0 +1,289 @@
+//! A file system in memory behind a cache in a temporary directory.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use dray_backends::memory::{MemoryFs, MemoryOptions};
+use dray_core::{
+    Attr, Buf, BufMut, Context, FileId, FileSystem, Name, OpenFile, OpenHow, Write, XattrSet,
+};
+use dray_rt::{DriverKind, Executor};
+
+use crate::fs::{CachedFs, LeasedAttributes};
+use crate::options::{CacheOptions, CacheRules};
+use crate::store::LocalCache;
+use crate::{BLOCK_BYTES, STATE_XATTR, eviction};
+
+/// What a server would say under leases, if it gives any.
+struct TestLeases {
+    fs: MemoryFs,
+    leased: AtomicBool,
+}
+
+impl LeasedAttributes for TestLeases {
+    fn leased(&self, id: FileId) -> Option<Attr> {
+        if !self.leased.load(Ordering::SeqCst) {
+            return None;
+        }
+        let (fs, cx) = (self.fs.clone(), Context::system());
+        let waker = std::task::Waker::noop();
+        let mut getting = fs.getattr(&cx, id);
+        match getting.as_mut().poll(&mut std::task::Context::from_waker(waker)) {
+            std::task::Poll::Ready(attr) => attr.ok(),
+            std::task::Poll::Pending => None,
+        }
+    }
+}
+
+struct Site {
+    below: MemoryFs,
+    leases: Arc<TestLeases>,
+    cache: Arc<LocalCache>,
+    fs: CachedFs,
+}
+
+impl Site {
+    fn new(dir: &Path, below: &MemoryFs, size_bytes: u64) -> Site {
+        let options =
+            CacheOptions { dir: dir.to_owned(), size_bytes, rules: CacheRules::default() };
+        let cache = LocalCache::open(options).unwrap();
+        let leases = Arc::new(TestLeases { fs: below.clone(), leased: AtomicBool::new(true) });
+        let fs = CachedFs::new(Arc::new(below.clone()), leases.clone(), cache.clone());
+        Site { below: below.clone(), leases, cache, fs }
+    }
+
+    async fn open(&self, id: FileId) -> Arc<dyn OpenFile> {
+        let read_only = OpenHow::new(libc::O_RDONLY);
+        self.fs.open(&Context::system(), id, read_only).await.unwrap()
+    }
+
+    fn count(&self, of: impl Fn(&crate::CacheCounts) -> &AtomicU64) -> u64 {
+        of(&self.cache.counts).load(Ordering::SeqCst)
+    }
+
+    /// Waits until all that was read has been stored.
+    async fn stored(&self, bytes: u64) {
+        for _ in 0..1000 {
+            if self.count(|counts| &counts.stored_bytes) >= bytes {
+                return;
+            }
+            dray_rt::sleep(Duration::from_millis(5)).await;
+        }
+        panic!("{:?}", self.cache.counts);
+    }
+
+    async fn state(&self, id: FileId) -> String {
+        let state = self.fs.getxattr(&Context::system(), id, STATE_XATTR).await.unwrap();
+        String::from_utf8(state).unwrap()
+    }
+
+    async fn order(&self, id: FileId, order: &str) -> dray_core::Result<()> {
+        let (cx, order) = (Context::system(), order.as_bytes());
+        self.fs.setxattr(&cx, id, STATE_XATTR, order, XattrSet::Any).await
+    }
+}
+
+fn memory() -> MemoryFs {
+    MemoryFs::new(MemoryOptions { root_mode: 0o777, ..MemoryOptions::default() })
+}
+
+/// A file whose times are past.
+async fn make(fs: &MemoryFs, name: &str, content: &[u8]) -> FileId {
+    let (cx, name) = (Context::system(), Name::new(name.as_bytes()).unwrap());
+    let root = fs.info().root;
+    fs.put(&cx, root, name, 0o644, Buf::from(content)).await.unwrap();
+    dray_rt::sleep(Duration::from_millis(150)).await;
+    fs.lookup(&cx, root, name).await.unwrap().id
+}
+
+async fn read(file: &dyn OpenFile, at: u64, len_bytes: usize) -> Vec<u8> {
+    let into = BufMut::heap(len_bytes);
+    let read = file.read(&Context::system(), at, into).await;
+    read.unwrap_or_else(|(error, _)| panic!("{error:?}")).filled().to_vec()
+}
+
+fn run(test: impl Future<Output = ()>) {
+    Executor::new(DriverKind::Epoll).unwrap().block_on(test);
+}
+
+fn content(len_bytes: usize) -> Vec<u8> {
+    (0..len_bytes).map(|at| (at / 7 + at % 251) as u8).collect()
+}
+
+const SIZE: usize = 3 * BLOCK_BYTES as usize + 1000;
+
+// proves: P222
+#[test]
+fn what_was_read_is_there_for_the_next_process_and_never_after_a_change() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let (below, expected) = (memory(), content(SIZE));
+        let id = make(&below, "file", &expected).await;
+        let site = Site::new(&dir.path().join("cache"), &below, 1 << 30);
+        let file = site.open(id).await;
+        // A small read brings its block, and the last one is shorter.
+        for at in [100, BLOCK_BYTES * 3 + 10] {
+            assert_eq!(read(&*file, at, 50).await, expected[at as usize..at as usize + 50]);
+        }
+        site.stored(2 * BLOCK_BYTES).await;
+        assert_eq!(read(&*file, 0, 300).await, expected[..300]);
+        assert_eq!(read(&*file, SIZE as u64 - 100, 4096).await, expected[SIZE - 100..]);
+        assert!(read(&*file, SIZE as u64, 10).await.is_empty());
+        assert_eq!((site.count(|c| &c.hits), site.count(|c| &c.misses)), (2, 2));
+        assert_eq!(read(&*file, 10, SIZE).await, expected[10..]);
+        site.stored(4 * BLOCK_BYTES).await;
+        drop(file);
+        while eviction::list(&dir.path().join("cache")).unwrap().is_empty() {
+            dray_rt::sleep(Duration::from_millis(5)).await;
+        }
+        // Another process: the server is not asked for data.
+        let next = Site::new(&dir.path().join("cache"), &below, 1 << 30);
+        let file = next.open(id).await;
+        assert_eq!(read(&*file, 0, SIZE + 10).await, expected);
+        assert_eq!((next.count(|c| &c.hits), next.count(|c| &c.misses)), (1, 0));
+        assert_eq!(next.state(id).await, format!("resident={SIZE} size={SIZE} pinned=no"));
+        // Others change the file.
+        let cx = Context::system();
+        let writes = below.open(&cx, id, OpenHow::READ_WRITE).await.unwrap();
+        writes.write(&cx, Write::at(5), Buf::from(&b"changed"[..])).await.unwrap();
+        assert_eq!(read(&*file, 5, 7).await, b"changed");
+        assert_eq!(read(&*next.open(id).await, 5, 7).await, b"changed");
+    });
+}
+
+#[test]
+fn without_a_lease_each_read_goes_to_the_server() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let (below, expected) = (memory(), content(SIZE));
+        let id = make(&below, "file", &expected).await;
+        let site = Site::new(&dir.path().join("cache"), &below, 1 << 30);
+        let file = site.open(id).await;
+        read(&*file, 0, SIZE).await;
+        site.stored(4 * BLOCK_BYTES).await;
+        site.leases.leased.store(false, Ordering::SeqCst);
+        assert_eq!(read(&*file, 0, 10).await, expected[..10]);
+        assert_eq!((site.count(|c| &c.hits), site.count(|c| &c.unleased)), (0, 1));
+        site.leases.leased.store(true, Ordering::SeqCst);
+        assert_eq!(read(&*file, 0, 10).await, expected[..10]);
+        assert_eq!(site.count(|c| &c.hits), 1);
+    });
+}
+
+/// Times are coarse: a change soon after another could leave a version with the name of the one before.
+#[test]
+fn a_file_that_has_just_changed_is_not_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let below = memory();
+        let (cx, name) = (Context::system(), Name::new(b"file").unwrap());
+        let root = below.info().root;
+        below.put(&cx, root, name, 0o644, Buf::from(content(SIZE))).await.unwrap();
+        let id = below.lookup(&cx, root, name).await.unwrap().id;
+        let site = Site::new(&dir.path().join("cache"), &below, 1 << 30);
+        read(&*site.open(id).await, 0, SIZE).await;
+        assert_eq!((site.count(|c| &c.misses), site.count(|c| &c.hits)), (0, 0));
+    });
+}
+
+#[test]
+fn what_was_used_least_lately_makes_room_and_what_is_pinned_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let (below, size) = (memory(), 16 * BLOCK_BYTES as usize);
+        let site = Site::new(&dir.path().join("cache"), &below, 4 << 20);
+        let mut ids = Vec::new();
+        for name in ["pinned", "old", "newer", "newest"] {
+            let id = make(&below, name, &content(size)).await;
+            read(&*site.open(id).await, 0, size).await;
+            ids.push(id);
+            site.stored(ids.len() as u64 * size as u64).await;
+            if name == "pinned" {
+                site.order(id, "pin").await.unwrap();
+            }
+        }
+        let known = || {
+            let list = eviction::list(&dir.path().join("cache")).unwrap();
+            let known = ids.iter().map(|id| list.iter().any(|entry| entry.map.key.id == *id));
+            known.collect::<Vec<_>>()
+        };
+        while known() != [true; 4] {
+            dray_rt::sleep(Duration::from_millis(5)).await;
+        }
+        dray_rt::sleep(Duration::from_millis(50)).await; // whoever saved them has let go
+        assert!(eviction::evict(&dir.path().join("cache"), 3 << 20).unwrap());
+        assert_eq!(known(), [true, false, false, true]);
+        site.order(ids[0], "unpin").await.unwrap();
+        assert!(site.state(ids[0]).await.ends_with("pinned=no"));
+        site.order(ids[3], "drop").await.unwrap();
+        assert_eq!(known(), [true, false, false, false]);
+        assert!(site.order(ids[0], "eat").await.is_err());
+    });
+}
+
+/// The disk goes away under the mount: no program gets an error.
+// proves: P222
+#[test]
+fn errors_of_the_disk_reach_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let (below, expected) = (memory(), content(SIZE));
+        let id = make(&below, "file", &expected).await;
+        let cache_dir = dir.path().join("cache");
+        let site = Site::new(&cache_dir, &below, 1 << 30);
+        let file = site.open(id).await;
+        read(&*file, 0, SIZE).await;
+        site.stored(4 * BLOCK_BYTES).await;
+        // Somebody cuts the data.
+        for system in fs::read_dir(&cache_dir).unwrap().map(Result::unwrap) {
+            for entry in fs::read_dir(system.path()).into_iter().flatten().map(Result::unwrap) {
+                fs::File::create(entry.path()).unwrap();
+            }
+        }
+        assert_eq!(read(&*file, 0, SIZE).await, expected);
+        assert_eq!(site.count(|c| &c.errors), 1);
+        fs::remove_dir_all(&cache_dir).unwrap();
+        assert_eq!(read(&*site.open(id).await, 0, SIZE).await, expected);
+    });
+}
+
+#[test]
+fn a_directory_that_others_can_read_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let rules = CacheRules::default();
+    let options = CacheOptions { dir: dir.path().to_owned(), size_bytes: 1 << 20, rules };
+    assert!(LocalCache::open(options).is_err());
+}
+
+// proves: P222
+#[test]
+fn what_a_crash_left_is_looked_at_before_use() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let (below, expected) = (memory(), content(SIZE));
+        let id = make(&below, "file", &expected).await;
+        let site = Site::new(&dir.path().join("cache"), &below, 1 << 30);
+        read(&*site.open(id).await, 0, SIZE).await;
+        site.stored(4 * BLOCK_BYTES).await;
+        let map = loop {
+            match &eviction::list(&dir.path().join("cache")).unwrap()[..] {
+                [entry] => break entry.clone(),
+                _ => dray_rt::sleep(Duration::from_millis(5)).await,
+            }
+        };
+        // Half a map.
+        let path = map.map_path();
+        let bytes = fs::read(&path).unwrap();
+        fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+        let next = Site::new(&dir.path().join("cache"), &below, 1 << 30);
+        let file = next.open(id).await;
+        assert_eq!(read(&*file, 0, SIZE).await, expected);
+        assert_eq!((next.count(|c| &c.hits), next.count(|c| &c.misses)), (0, 1));
+        assert!(next.below.getattr(&Context::system(), id).await.is_ok());
+    });
+}

@@ -1,0 +1,346 @@
+//! Answers that the server has leased to this session (ADR 0049). Lookups and questions for
+//! attributes are answered from here while nobody changes what they ask for.
+//!
+//! An answer is believed while it is here and the session is in contact ([`contact`]). Recalls and
+//! the session's own changes take it out ([`own_change`]). An answer on its way is taken in only if
+//! nothing of that kind has come since it was asked for ([`recent`]).
+
+mod answers;
+mod contact;
+mod keys;
+mod own_change;
+mod recall;
+mod recent;
+mod status;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use dray_core::{
+    Attr, Context, DirPage, Entry, Errno, Error, FileId, Identity, Name, Op, Result, Ttl,
+};
+use dray_rt::{Instant, now_with_sleeps};
+
+use self::answers::Answers;
+use self::contact::Contact;
+use self::keys::AnswerKey;
+pub(crate) use self::own_change::OwnChange;
+use self::own_change::Touched;
+use self::recall::RecallListener;
+pub(crate) use self::recent::ChangeMoment;
+use self::recent::RecentChanges;
+pub use self::status::LeaseMemoryStatus;
+use crate::wire::Call;
+
+/// Whether a session wants leases, and who checks the permissions of callers then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LeaseWish {
+    /// The session wants none.
+    #[default]
+    No,
+    /// The session wants them.
+    Yes {
+        /// The front end's kernel checks what each caller may do. If it does not, a remembered name
+        /// answers only callers with the identity of the one that asked the server.
+        callers_are_checked: bool,
+    },
+}
+
+/// What a session remembers under leases; nothing if it wants none.
+#[derive(Clone, Default)]
+pub(crate) struct LeasedAnswers(Option<Arc<Leased>>);
+
+/// The same of a session that wants leases.
+struct Leased {
+    callers_are_checked: bool,
+    contact: Contact,
+    changes: RecentChanges,
+    names: Answers<LeasedName>,
+    attributes: Answers<LeasedAttributes>,
+    listener: RecallListener,
+    hits: AtomicU64,
+}
+
+/// What a name leads to.
+struct LeasedName {
+    dir: FileId,
+    name: Box<[u8]>,
+    /// None: there is no such name.
+    found: Option<FileId>,
+    /// The caller that asked, if no other one may be answered.
+    asker: Option<Arc<Identity>>,
+    asked: ChangeMoment,
+}
+
+struct LeasedAttributes {
+    id: FileId,
+    attr: Attr,
+    asked: ChangeMoment,
+}
+
+/// What is remembered of a name.
+enum KnownName {
+    File(FileId),
+    Absent,
+    Unknown,
+}
+
+impl LeasedAnswers {
+    /// `inherited`: a process before this one had the session.
+    pub(crate) fn new(wish: LeaseWish, inherited: bool) -> LeasedAnswers {
+        let LeaseWish::Yes { callers_are_checked } = wish else { return LeasedAnswers(None) };
+        LeasedAnswers(Some(Arc::new(Leased {
+            callers_are_checked,
+            contact: Contact::default(),
+            changes: RecentChanges::default(),
+            names: Answers::default(),
+            attributes: Answers::default(),
+            listener: RecallListener::new(inherited),
+            hits: AtomicU64::new(0),
+        })))
+    }
+
+    /// That of a session whose server leases something.
+    fn active(&self) -> Option<&Arc<Leased>> {
+        self.0.as_ref().filter(|leased| leased.contact.has_term())
+    }
+
+    /// The time at which a call is sent, if the answer to it is to be reported.
+    pub(crate) fn sent(&self) -> Option<Instant> {
+        self.active().map(|_| now_with_sleeps())
+    }
+
+    /// A call that was sent then is answered.
+    pub(crate) fn answered(&self, sent: Instant) {
+        if let Some(leased) = &self.0 {
+            leased.contact.answered(sent);
+        }
+    }
+
+    /// To be asked before a call is made whose answer may be leased.
+    pub(crate) fn asking(&self) -> ChangeMoment {
+        self.0.as_ref().map_or_else(ChangeMoment::default, |leased| leased.changes.now())
+    }
+
+    /// To be called before a call is sent. What is returned has to be kept until it is answered.
+    /// `files`: the open files that the call names.
+    pub(crate) fn own_change(
+        &self,
+        call: &Call<'_>,
+        files: [Option<FileId>; 2],
+    ) -> Option<OwnChange> {
+        // Also where nothing is leased yet: the change may be carried out when something is.
+        let leased = self.0.as_ref()?;
+        Some(OwnChange::begin(leased, Touched::of(&call.row(), files, leased)?))
+    }
+
+    /// The answer to a lookup, if it is leased.
+    pub(crate) fn lookup(&self, cx: &Context, dir: FileId, name: &Name) -> Option<Result<Entry>> {
+        let leased = self.active()?;
+        let rest = leased.rest()?;
+        let found = leased.name(dir, name, |known| known.answers(cx))?;
+        let outcome = match found {
+            Some(id) => {
+                let mut attr = leased.attributes_of(id)?;
+                attr.validity.name = Some(rest);
+                attr.validity.attributes = Some(rest);
+                Ok(Entry { id, attr })
+            }
+            None => Err(Error::new(Errno::ENOENT).absent_for(Some(rest)).during(Op::Lookup)),
+        };
+        leased.hits.fetch_add(1, Ordering::Relaxed);
+        Some(outcome)
+    }
+
+    /// The attributes of a file, if they are leased.
+    pub(crate) fn getattr(&self, id: FileId) -> Option<Attr> {
+        let leased = self.active()?;
+        let rest = leased.rest()?;
+        let mut attr = leased.attributes_of(id)?;
+        attr.validity.attributes = Some(rest);
+        leased.hits.fetch_add(1, Ordering::Relaxed);
+        Some(attr)
+    }
+
+    /// The same for a cache, which is not counted.
+    pub(crate) fn leased_attributes(&self, id: FileId) -> Option<Attr> {
+        let leased = self.active()?;
+        leased.rest()?;
+        leased.attributes_of(id)
+    }
+
+    /// Takes the answer of the server to a lookup that was asked for at `asked`. Says in it how
+    /// long it may be believed.
+    pub(crate) fn looked_up(
+        &self,
+        asked: ChangeMoment,
+        (cx, dir, name): (&Context, FileId, &Name),
+        answer: Result<Entry>,
+    ) -> Result<Entry> {
+        let Some(leased) = self.active() else { return answer };
+        let remember = |found| leased.remember_name(asked, (cx, dir, name), found);
+        match answer {
+            Ok(entry) => {
+                let mut attr = self.attributes(asked, entry.id, entry.attr);
+                let name = attr.validity.name;
+                let holds = is_lease(name) && remember(Some(entry.id));
+                attr.validity.name = leased.time(name, holds);
+                Ok(Entry { attr, ..entry })
+            }
+            Err(error) => {
+                let absence = error.absence();
+                let is_absent = error.errno() == Errno::ENOENT && is_lease(absence);
+                let holds = is_absent && remember(None);
+                Err(error.absent_for(leased.time(absence, holds)))
+            }
+        }
+    }
+
+    /// The same of a page of a listing of `dir`.
+    pub(crate) fn listed(
+        &self,
+        asked: ChangeMoment,
+        (cx, dir): (&Context, FileId),
+        page: &mut DirPage,
+    ) {
+        if self.active().is_none() {
+            return;
+        }
+        for index in 0..page.len() {
+            let entry = page.get(index).and_then(|(name, entry)| {
+                let (attr, name) = (entry.attr?, Name::new(name).ok()?);
+                self.looked_up(asked, (cx, dir, name), Ok(Entry { id: entry.id, attr })).ok()
+            });
+            if let Some(Entry { attr, .. }) = entry {
+                page.set_attr(index, Some(attr));
+            }
+        }
+    }
+
+    /// The same of attributes alone.
+    pub(crate) fn attributes(&self, asked: ChangeMoment, id: FileId, mut attr: Attr) -> Attr {
+        if let Some(leased) = self.active() {
+            let said = attr.validity.attributes;
+            let holds = is_lease(said) && leased.remember_attributes(asked, id, attr);
+            attr.validity.attributes = leased.time(said, holds);
+        }
+        attr
+    }
+
+    /// Of an answer that is not remembered: it may have been recalled by now.
+    pub(crate) fn not_remembered(&self, mut attr: Attr) -> Attr {
+        if let Some(leased) = self.active() {
+            let validity = &mut attr.validity;
+            validity.name = leased.time(validity.name, false);
+            validity.attributes = leased.time(validity.attributes, false);
+        }
+        attr
+    }
+
+    /// A file was read here. Its time of access may be another one by now: under `relatime`, if the
+    /// last access was before the last change.
+    pub(crate) fn was_read(&self, id: FileId) {
+        let Some(leased) = self.active() else { return };
+        let key = AnswerKey::of_attributes(id);
+        let is_late = |known: &LeasedAttributes| {
+            let Attr { atime, mtime, ctime, .. } = known.attr;
+            (atime <= mtime || atime <= ctime).then_some(())
+        };
+        if leased.attributes.find(key, is_late).is_some() {
+            leased.changes.note(leased.changes.row(key));
+            leased.attributes.forget(key);
+        }
+    }
+}
+
+impl Leased {
+    /// How long leases may be believed from now on; none if not at all.
+    fn rest(&self) -> Option<Ttl> {
+        Some(Ttl::of(self.contact.rest())).filter(|rest| *rest != Ttl::ZERO)
+    }
+
+    /// How long an answer of the server may be believed that says `said`.
+    fn time(&self, said: Option<Ttl>, holds: bool) -> Option<Ttl> {
+        let rest = if holds { self.contact.rest() } else { Duration::ZERO };
+        said.map(|said| said.min(Ttl::of(rest)))
+    }
+
+    /// What `read` makes of a remembered name.
+    fn name<R>(
+        &self,
+        dir: FileId,
+        name: &Name,
+        read: impl FnOnce(&LeasedName) -> Option<R>,
+    ) -> Option<R> {
+        self.names.find(AnswerKey::of_name(dir, name.as_bytes()), |known| {
+            let same = known.dir == dir && *known.name == *name.as_bytes();
+            let stands = same && self.changes.name_stands(dir, known.asked);
+            if stands { read(known) } else { None }
+        })
+    }
+
+    fn attributes_of(&self, id: FileId) -> Option<Attr> {
+        self.attributes.find(AnswerKey::of_attributes(id), |known| {
+            let stands = known.id == id && self.changes.attributes_stand(known.asked);
+            stands.then_some(known.attr)
+        })
+    }
+
+    /// What is under a name, whoever asked for it.
+    fn known(&self, dir: FileId, name: &Name) -> KnownName {
+        if self.contact.rest().is_zero() {
+            return KnownName::Unknown;
+        }
+        match self.name(dir, name, |known| Some(known.found)) {
+            Some(Some(id)) => KnownName::File(id),
+            Some(None) => KnownName::Absent,
+            None => KnownName::Unknown,
+        }
+    }
+
+    fn remember_name(
+        &self,
+        asked: ChangeMoment,
+        (cx, dir, name): (&Context, FileId, &Name),
+        found: Option<FileId>,
+    ) -> bool {
+        let key = AnswerKey::of_name(dir, name.as_bytes());
+        let asker = (!self.callers_are_checked).then(|| cx.who.clone());
+        let answer = LeasedName { dir, name: name.as_bytes().into(), found, asker, asked };
+        self.names.remember(key, answer, || self.changes.name_holds(key, (dir, name), asked))
+    }
+
+    fn remember_attributes(&self, asked: ChangeMoment, id: FileId, attr: Attr) -> bool {
+        let key = AnswerKey::of_attributes(id);
+        let answer = LeasedAttributes { id, attr, asked };
+        self.attributes.remember(key, answer, || self.changes.attributes_hold(key, asked))
+    }
+
+    /// Forgets all that is remembered, and what is on its way.
+    fn forget_all(&self) {
+        self.changes.note_recall();
+        self.changes.note(&self.changes.all_names);
+        self.changes.note(&self.changes.all_attributes);
+        self.names.forget_all();
+        self.attributes.forget_all();
+    }
+}
+
+impl LeasedName {
+    /// What it leads to, if `cx` may be answered.
+    fn answers(&self, cx: &Context) -> Option<Option<FileId>> {
+        let may = match &self.asker {
+            None => true,
+            Some(asker) => Arc::ptr_eq(asker, &cx.who) || **asker == *cx.who,
+        };
+        may.then_some(self.found)
+    }
+}
+
+/// Whether a time is a lease: from a session with leases each one is.
+fn is_lease(said: Option<Ttl>) -> bool {
+    said.is_some_and(|said| said != Ttl::ZERO)
+}

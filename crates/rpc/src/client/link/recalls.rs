@@ -1,0 +1,31 @@
+//! Recalls of leases: how they come, and how the server hears that they are done.
+
+use std::io;
+use std::sync::Arc;
+
+use dray_core::RecallDone;
+
+use super::Link;
+use crate::client::channel::Channel;
+use crate::wire::{Input, Recall};
+
+impl Link {
+    /// A recall has come by `channel`. It is acknowledged there, or by the session's first channel.
+    /// Where neither has a connection, the server sends the recall again with the next one.
+    pub(super) fn recalled(
+        &self,
+        channel: &Arc<Channel>,
+        count: u32,
+        mut input: Input<'_>,
+    ) -> io::Result<()> {
+        let Recall { number, items } = Recall::get(count, &mut input)?;
+        let session_state = channel.session_state();
+        let channels = [Some(Arc::downgrade(channel)), self.first.get().cloned()];
+        let done = RecallDone::new(move || {
+            let mut channels = channels.iter().flatten().filter_map(|channel| channel.upgrade());
+            channels.any(|channel| channel.acknowledge_recall(number, session_state));
+        });
+        self.leases.recalled(items, done);
+        Ok(())
+    }
+}

@@ -1,0 +1,121 @@
+//! A change while it breaks leases of others.
+
+use std::sync::Arc;
+
+use dray_core::{FileId, LeaseKinds};
+use dray_rt::{Instant, now, sleep_until};
+
+use super::holder::{LeaseHolder, RecallNumber};
+use super::marks::{Part, Row};
+use super::table::{Broken, LeaseTable, Recalls};
+
+/// Marks of one change. A rename has the most: two names, their directories, and two files.
+const ROWS_MAX: usize = 8;
+
+/// A change that has marked what it changes. To be dropped when its answer has been noted.
+pub(crate) struct LeaseChange {
+    table: Arc<LeaseTable>,
+    changer: Option<Arc<LeaseHolder>>,
+    rows: [Row; ROWS_MAX],
+    marked: usize,
+    recalls: Recalls,
+}
+
+impl LeaseChange {
+    /// A change by a session, which may have leases itself.
+    pub(crate) fn new(
+        table: &Arc<LeaseTable>,
+        changer: Option<&Arc<LeaseHolder>>,
+    ) -> Box<LeaseChange> {
+        let rows = [table.marks.row(Part::Attributes(FileId { ino: 0, generation: 0 })); ROWS_MAX];
+        let (table, changer) = (table.clone(), changer.cloned());
+        Box::new(LeaseChange { table, changer, rows, marked: 0, recalls: Recalls::default() })
+    }
+
+    /// The places that it has marked.
+    pub(super) fn rows(&self) -> &[Row] {
+        &self.rows[..self.marked]
+    }
+
+    fn mark(&mut self, part: Part<'_>) {
+        let row = self.table.marks.row(part);
+        if self.table.never_marks || self.rows().contains(&row) {
+            return;
+        }
+        assert!(self.marked < ROWS_MAX, "a change of more than the table of operations knows");
+        self.rows[self.marked] = row;
+        self.marked += 1;
+        self.table.marks.mark(row);
+    }
+
+    fn collect(&mut self, broken: &Broken<'_>) {
+        if !self.table.never_recalls {
+            self.table.collect(self.changer.as_ref(), broken, &mut self.recalls);
+        }
+    }
+
+    /// The attributes of a file change.
+    pub(crate) fn attributes(&mut self, id: FileId) {
+        self.mark(Part::Attributes(id));
+        self.collect(&Broken { id, kinds: LeaseKinds::ATTRIBUTES, name: None });
+    }
+
+    /// A name in a directory changes, and with it the directory's times.
+    pub(crate) fn name(&mut self, (dir, name): (FileId, &[u8])) {
+        self.mark(Part::Name(dir, name));
+        self.collect(&Broken { id: dir, kinds: LeaseKinds::NAMES, name: Some(name) });
+        self.attributes(dir);
+    }
+
+    /// It changes who may look names up in a directory, if this is one.
+    pub(crate) fn rights(&mut self, id: FileId) {
+        self.mark(Part::Attributes(id));
+        self.mark(Part::Names(id));
+        let kinds = LeaseKinds::ATTRIBUTES | LeaseKinds::NAMES;
+        self.collect(&Broken { id, kinds, name: None });
+    }
+
+    /// Sends the recalls. The change goes on when the waits have ended; none: at once.
+    pub(crate) fn recall(&mut self) -> Option<LeaseWaits> {
+        let Recalls { to_send, others, ended } = std::mem::take(&mut self.recalls);
+        let quiet_until = self.table.quiet_until();
+        if to_send.is_empty() && others.is_empty() && ended.is_empty() && quiet_until.is_none() {
+            return None; // nearly always
+        }
+        let mut recalls = others;
+        for (who, number, items) in to_send {
+            who.recall(number.number, items);
+            recalls.push((who, number));
+        }
+        Some(LeaseWaits { recalls, ended, quiet_until, begun: now() })
+    }
+}
+
+impl Drop for LeaseChange {
+    fn drop(&mut self) {
+        self.table.marks.unmark(self.rows());
+    }
+}
+
+/// What a change waits for.
+pub(crate) struct LeaseWaits {
+    recalls: Vec<(Arc<LeaseHolder>, RecallNumber)>,
+    ended: Vec<Arc<LeaseHolder>>,
+    quiet_until: Option<Instant>,
+    begun: Instant,
+}
+
+impl LeaseWaits {
+    /// Ends at the latest when no client can believe what was leased to it.
+    pub(crate) async fn wait(self) {
+        for (who, number) in &self.recalls {
+            who.recalled(*number, self.begun).await;
+        }
+        for who in &self.ended {
+            who.void().await;
+        }
+        if let Some(until) = self.quiet_until {
+            sleep_until(until).await;
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Answers say what is leased with them.
+
+use std::sync::Arc;
+
+use dray_core::{Attr, DirPage, Entry, Errno, FileId, Ttl};
+
+use super::change::LeaseChange;
+use super::holder::LeaseHolder;
+use super::marks::{Part, Row};
+use super::table::{LeaseSince, LeaseTable};
+use crate::server::reply::Reply;
+use crate::server::session::ServerSession;
+use crate::wire::{CallRow, NameLease, OpRow, Operand, Results, SessionChange};
+
+/// Leases answers of one call to the session that asked.
+pub(crate) struct LeaseGrants<'a> {
+    table: &'a LeaseTable,
+    who: &'a Arc<LeaseHolder>,
+    since: LeaseSince,
+    /// The places that the call has marked itself.
+    own: &'a [Row],
+}
+
+impl<'a> LeaseGrants<'a> {
+    /// Of a call that began `since` then, with its own change.
+    pub(crate) fn new(
+        table: &'a LeaseTable,
+        who: &'a Arc<LeaseHolder>,
+        since: LeaseSince,
+        change: Option<&'a LeaseChange>,
+    ) -> LeaseGrants<'a> {
+        LeaseGrants { table, who, since, own: change.map_or(&[], LeaseChange::rows) }
+    }
+
+    /// The time of a part that is leased now.
+    fn time(&self, part: Part<'_>) -> Option<Ttl> {
+        let leased = self.table.lease(self.who, self.since, self.own, part);
+        leased.then(|| Ttl::of(self.table.term()))
+    }
+
+    /// What the file system says itself stays.
+    fn attributes(&self, id: FileId, attr: &mut Attr) {
+        let validity = &mut attr.validity;
+        validity.attributes = validity.attributes.or_else(|| self.time(Part::Attributes(id)));
+    }
+
+    fn name(&self, place: (FileId, &[u8])) -> Option<Ttl> {
+        let (dir, name) = place;
+        self.time(Part::Name(dir, name))
+    }
+
+    fn entry(&self, entry: &mut Entry, place: Option<(FileId, &[u8])>) {
+        self.attributes(entry.id, &mut entry.attr);
+        if let Some(place) = place {
+            let validity = &mut entry.attr.validity;
+            validity.name = validity.name.or_else(|| self.name(place));
+        }
+    }
+
+    /// Leases what the answer to a call says.
+    pub(crate) fn answer(
+        &self,
+        session: &ServerSession,
+        (op, row): (OpRow, &CallRow<'_>),
+        reply: &mut Reply,
+    ) {
+        let place = row.operands.iter().flatten().find_map(|operand| match operand {
+            Operand::Name(dir, name) => Some((*dir, *name)),
+            Operand::Id(_) | Operand::Handle(_) | Operand::HandleOf(..) => None,
+        });
+        if let Some(errno) = reply.errno() {
+            let place = place.filter(|_| op.leases_name == NameLease::WithAbsence);
+            if let Some(place) = place.filter(|_| errno == Errno::ENOENT) {
+                reply.absent_for(self.name(place));
+            }
+            return;
+        }
+        let place = place.filter(|_| op.leases_name != NameLease::None);
+        match reply.results_mut() {
+            Results::Entry(entry) | Results::FlaggedEntry((entry, _)) => self.entry(entry, place),
+            Results::Attr(attr) => {
+                if let Some(id) = asked(session, row) {
+                    self.attributes(id, attr);
+                }
+            }
+            Results::Opened(Some(at_open)) => {
+                if let Some(id) = opened(row) {
+                    self.attributes(id, &mut at_open.attr);
+                }
+            }
+            // A reply of before says what was leased then, which is nothing by now.
+            Results::Encoded(_)
+            | Results::Done(())
+            | Results::File(_)
+            | Results::Opened(None)
+            | Results::Statfs(_)
+            | Results::Bytes(_)
+            | Results::Number(_)
+            | Results::Offset(_)
+            | Results::Lock(_)
+            | Results::Xflags(_) => {}
+        }
+    }
+
+    /// Leases what a page of a listing says.
+    pub(crate) fn page(&self, dir: FileId, page: &mut DirPage) {
+        for index in 0..page.len() {
+            let Some((name, entry)) = page.get(index) else { continue };
+            let Some(attr) = &entry.attr else { continue };
+            let mut leased = Entry { id: entry.id, attr: *attr };
+            self.entry(&mut leased, Some((dir, name)));
+            page.set_attr(index, Some(leased.attr));
+        }
+    }
+}
+
+/// The file that a call asks about.
+fn asked(session: &ServerSession, row: &CallRow<'_>) -> Option<FileId> {
+    match row.operands[0]? {
+        Operand::Id(id) | Operand::HandleOf(_, id) => Some(id),
+        Operand::Handle(handle) => session.file(handle).map(|file| file.id()),
+        Operand::Name(..) => None,
+    }
+}
+
+/// The file that a call opens, if it says which.
+fn opened(row: &CallRow<'_>) -> Option<FileId> {
+    match row.session {
+        SessionChange::Opens(opening) | SessionChange::Reopens(opening) => opening.file,
+        SessionChange::None | SessionChange::Closes(_) | SessionChange::Locks { .. } => None,
+    }
+}

@@ -1,0 +1,22 @@
+//! Leases: what a client was told holds until the server asks it back (ADR 0049).
+//!
+//! An answer that is leased says so by its validity ([`grants`]). The table knows which session has
+//! a lease of which file ([`table`]). A change marks what it changes ([`marks`]), recalls what
+//! others have of it, and waits ([`change`]). A session is waited for as long as its client can
+//! believe a lease; then its leases have ended ([`holder`]).
+//!
+//! Order of locks: a part of the table, and within it the state of a holder.
+
+mod change;
+mod counts;
+mod grants;
+mod holder;
+mod marks;
+mod rests;
+mod table;
+
+pub(crate) use change::LeaseChange;
+pub use counts::LeaseStatus;
+pub(crate) use grants::LeaseGrants;
+pub(crate) use holder::LeaseHolder;
+pub(crate) use table::{LeaseSince, LeaseTable};

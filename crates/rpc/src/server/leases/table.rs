@@ -1,0 +1,412 @@
+//! Which session has a lease of which file.
+
+use std::collections::HashSet;
+use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dray_core::{FileId, IdHash, IdMap, LeaseKinds, NameBuf, RecallItem};
+use dray_rt::{Instant, now};
+
+use super::counts::{LeaseStatus, RecallCounts};
+use super::holder::{LeaseHolder, RecallNumber};
+use super::marks::{ChangeNumber, Marks, Part, Row};
+use super::rests::Rest;
+use crate::server::log_throttle::LogThrottle;
+use crate::server::options::ServerOptions;
+use crate::server::sabotage::Sabotage;
+
+/// Leases of one export: pairs of a file and a session.
+const LEASES_MAX: usize = 1 << 20;
+/// Independent parts of the table, so that threads seldom meet.
+const SHARDS: usize = 64;
+/// Places for rests, of each kind, in a part.
+const RESTS: usize = 32;
+/// Leases that one step of a session's end takes.
+const FORGOTTEN_AT_ONCE: usize = 1024;
+
+/// The leases of an export.
+pub(crate) struct LeaseTable {
+    pub(super) marks: Marks,
+    shards: Vec<Mutex<Shard>>,
+    hash: IdHash,
+    term: Duration,
+    held: AtomicUsize,
+    /// Until then clients may believe what a server before us leased: nanoseconds of the clock.
+    quiet_until: AtomicU64,
+    pub(super) counts: RecallCounts,
+    pub(super) fenced: LogThrottle,
+    pub(super) never_recalls: bool,
+    pub(super) never_marks: bool,
+    pub(super) never_fences: bool,
+    never_waits: bool,
+}
+
+struct Shard {
+    files: IdMap<FileId, Vec<Lease>>,
+    rests: [[Rest; RESTS]; 2],
+}
+
+/// The leases of one file that one session has.
+struct Lease {
+    who: Arc<LeaseHolder>,
+    epoch: u32,
+    kinds: LeaseKinds,
+    /// What the recall `recall` asks back, which has not ended.
+    recalled: LeaseKinds,
+    recall: u64,
+}
+
+/// The state when a call began whose answer may be leased.
+#[derive(Clone, Copy)]
+pub(crate) struct LeaseSince {
+    changes: ChangeNumber,
+    epoch: u32,
+}
+
+/// What a change breaks of one file. A name: that one alone.
+pub(super) struct Broken<'a> {
+    pub(super) id: FileId,
+    pub(super) kinds: LeaseKinds,
+    pub(super) name: Option<&'a [u8]>,
+}
+
+/// Recalls that a change has to send, and what it has to wait for besides.
+#[derive(Default)]
+pub(super) struct Recalls {
+    pub(super) to_send: Vec<(Arc<LeaseHolder>, RecallNumber, Vec<RecallItem>)>,
+    /// Recalls of other changes that ask the same back.
+    pub(super) others: Vec<(Arc<LeaseHolder>, RecallNumber)>,
+    /// Leases of epochs that have ended. Their clients may believe them still.
+    pub(super) ended: Vec<Arc<LeaseHolder>>,
+}
+
+impl Recalls {
+    fn add(&mut self, who: &Arc<LeaseHolder>, item: RecallItem) -> RecallNumber {
+        match self.to_send.iter_mut().find(|(other, ..)| Arc::ptr_eq(other, who)) {
+            Some((_, number, items)) => {
+                items.push(item);
+                *number
+            }
+            None => {
+                let number = who.begin_recall();
+                self.to_send.push((who.clone(), number, vec![item]));
+                number
+            }
+        }
+    }
+}
+
+impl LeaseTable {
+    pub(crate) fn new(options: &ServerOptions) -> LeaseTable {
+        let shard = || Shard { files: IdMap::default(), rests: [[Rest::default(); RESTS]; 2] };
+        let broken = options.broken();
+        LeaseTable {
+            marks: Marks::new(),
+            shards: (0..SHARDS).map(|_| Mutex::new(shard())).collect(),
+            hash: IdHash::default(),
+            term: options.lease_term,
+            held: AtomicUsize::new(0),
+            quiet_until: AtomicU64::new(0),
+            counts: RecallCounts::default(),
+            fenced: LogThrottle::default(),
+            never_recalls: broken.is(Sabotage::LeaseRecalls),
+            never_marks: broken.is(Sabotage::LeaseMarks),
+            never_fences: broken.is(Sabotage::LeaseFences),
+            never_waits: broken.is(Sabotage::LeaseRestart),
+        }
+    }
+
+    /// How long a client believes what is leased.
+    pub(crate) fn term(&self) -> Duration {
+        self.term
+    }
+
+    /// How long others wait for that: a tenth more, for clocks that differ.
+    pub(super) fn wait(&self) -> Duration {
+        self.term + self.term / 10
+    }
+
+    /// Leases and recalls of all sessions.
+    pub(crate) fn status(&self) -> LeaseStatus {
+        self.counts.with(self.held.load(Ordering::Relaxed))
+    }
+
+    /// A server before us had sessions, and may have leased what it knew to them.
+    pub(crate) fn was_leased(&self) {
+        if !self.never_waits {
+            self.quiet_until.store((now() + self.wait()).as_nanos(), Ordering::SeqCst);
+        }
+    }
+
+    /// Until when changes wait for leases of a server before us.
+    pub(super) fn quiet_until(&self) -> Option<Instant> {
+        let until = self.quiet_until.load(Ordering::Relaxed);
+        if until == 0 {
+            return None; // nearly always
+        }
+        Some(Instant::from_nanos(until)).filter(|until| now() < *until)
+    }
+
+    /// Before a call is carried out.
+    pub(crate) fn since(&self, who: &LeaseHolder) -> LeaseSince {
+        LeaseSince { changes: self.marks.now(), epoch: who.epoch() }
+    }
+
+    fn shard(&self, file: FileId) -> (MutexGuard<'_, Shard>, usize) {
+        let hash = self.hash.hash_one(file) as usize;
+        let shard = self.shards[hash % SHARDS].lock().unwrap_or_else(PoisonError::into_inner);
+        (shard, hash / SHARDS % RESTS)
+    }
+
+    /// Leases a part of `id`, if nothing has changed it since. The caller's own change is `own`.
+    pub(super) fn lease(
+        &self,
+        who: &Arc<LeaseHolder>,
+        since: LeaseSince,
+        own: &[Row],
+        part: Part<'_>,
+    ) -> bool {
+        let (id, kind) = match part {
+            Part::Attributes(id) => (id, LeaseKinds::ATTRIBUTES),
+            Part::Names(id) | Part::Name(id, _) => (id, LeaseKinds::NAMES),
+        };
+        let (mut shard, place) = self.shard(id);
+        if shard.rests[rest_of(kind)][place].rests(now()) {
+            return false;
+        }
+        // Within the lock: a change marks first, and then looks here.
+        let unchanged = |part| {
+            let row = self.marks.row(part);
+            self.marks.is_unchanged(row, since.changes, own.contains(&row))
+        };
+        let is_name = matches!(part, Part::Name(..));
+        if !unchanged(part) || is_name && !unchanged(Part::Names(id)) {
+            return false;
+        }
+        self.hold(&mut shard, who, since.epoch, (id, kind))
+    }
+
+    fn hold(
+        &self,
+        shard: &mut Shard,
+        who: &Arc<LeaseHolder>,
+        epoch: u32,
+        (id, kind): (FileId, LeaseKinds),
+    ) -> bool {
+        let leases = shard.files.get_mut(&id);
+        let own = leases.and_then(|all| all.iter_mut().find(|one| Arc::ptr_eq(&one.who, who)));
+        match own {
+            Some(lease) if lease.epoch == epoch && who.epoch() == epoch => {
+                lease.kinds = lease.kinds | kind;
+                return true;
+            }
+            // Its client has forgotten what it had before.
+            Some(lease) if who.hold(id, epoch) => {
+                let (kinds, recalled) = (kind, LeaseKinds::NONE);
+                *lease = Lease { who: who.clone(), epoch, kinds, recalled, recall: 0 };
+                return true;
+            }
+            Some(_) => return false,
+            None => {}
+        }
+        if self.held.load(Ordering::Relaxed) >= LEASES_MAX || !who.hold(id, epoch) {
+            return false;
+        }
+        let (kinds, recalled) = (kind, LeaseKinds::NONE);
+        let lease = Lease { who: who.clone(), epoch, kinds, recalled, recall: 0 };
+        // Most files are leased to one session.
+        shard.files.entry(id).or_insert_with(|| Vec::with_capacity(1)).push(lease);
+        self.held.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    /// Adds what others than `changer` have of what a change breaks, and has marked.
+    pub(super) fn collect(
+        &self,
+        changer: Option<&Arc<LeaseHolder>>,
+        broken: &Broken<'_>,
+        recalls: &mut Recalls,
+    ) {
+        let (mut shard, place) = self.shard(broken.id);
+        let Shard { files, rests } = &mut *shard;
+        let Some(leases) = files.get_mut(&broken.id) else { return };
+        let is_other =
+            |who: &Arc<LeaseHolder>| changer.is_none_or(|changer| !Arc::ptr_eq(who, changer));
+        let theirs = |lease: &&mut Lease| {
+            is_other(&lease.who) && !lease.kinds.common(broken.kinds).is_empty()
+        };
+        let mut name = broken.name.and_then(|name| NameBuf::new(name).ok());
+        let mut noted = false;
+        for lease in leases.iter_mut().filter(theirs) {
+            if lease.epoch != lease.who.epoch() {
+                recalls.ended.push(lease.who.clone());
+                continue;
+            }
+            let kinds = lease.kinds.common(broken.kinds);
+            if !std::mem::replace(&mut noted, true) && note(rests, place, kinds, name.is_some()) {
+                name = None; // there are so many that all names are asked back
+            }
+            let number = RecallNumber { number: lease.recall, epoch: lease.epoch };
+            if lease.recalled.contains(kinds) {
+                recalls.others.push((lease.who.clone(), number));
+                continue;
+            }
+            let item = RecallItem { id: broken.id, kinds, name: name.clone() };
+            let number = recalls.add(&lease.who, item);
+            if name.is_none() {
+                (lease.recalled, lease.recall) = (kinds, number.number);
+            }
+        }
+    }
+
+    /// A client has given back what the recall `number` asked for.
+    pub(super) fn take_back(
+        &self,
+        who: &Arc<LeaseHolder>,
+        (id, kinds): (FileId, LeaseKinds),
+        epoch: u32,
+        number: u64,
+    ) {
+        let (mut shard, _) = self.shard(id);
+        self.take(&mut shard, who, id, |lease| {
+            if lease.epoch != epoch {
+                return;
+            }
+            lease.kinds = lease.kinds.without(kinds);
+            if lease.recall == number {
+                lease.recalled = LeaseKinds::NONE;
+            }
+        });
+    }
+
+    /// Takes something off a lease, which goes if nothing is left.
+    fn take(
+        &self,
+        shard: &mut Shard,
+        who: &Arc<LeaseHolder>,
+        id: FileId,
+        take: impl FnOnce(&mut Lease),
+    ) {
+        let Some(leases) = shard.files.get_mut(&id) else { return };
+        let Some(at) = leases.iter().position(|one| Arc::ptr_eq(&one.who, who)) else { return };
+        take(&mut leases[at]);
+        if !leases[at].kinds.is_empty() {
+            return;
+        }
+        let gone = leases.swap_remove(at);
+        if gone.epoch == who.epoch() {
+            who.let_go(id);
+        }
+        self.held.fetch_sub(1, Ordering::Relaxed);
+        if leases.is_empty() {
+            shard.files.remove(&id);
+        }
+    }
+
+    /// Forgets the leases of an epoch that has ended.
+    pub(super) async fn forget(
+        &self,
+        who: &Arc<LeaseHolder>,
+        held: HashSet<FileId, IdHash>,
+        epoch: u32,
+    ) {
+        for (number, id) in held.into_iter().enumerate() {
+            if number > 0 && number.is_multiple_of(FORGOTTEN_AT_ONCE) {
+                dray_rt::yield_now().await; // others are served by this thread, too
+            }
+            let (mut shard, _) = self.shard(id);
+            self.take(&mut shard, who, id, |lease| {
+                if lease.epoch <= epoch {
+                    lease.kinds = LeaseKinds::NONE;
+                }
+            });
+        }
+    }
+}
+
+/// The rests of a kind.
+fn rest_of(kind: LeaseKinds) -> usize {
+    usize::from(kind.contains(LeaseKinds::NAMES))
+}
+
+/// Notes that leases of these kinds are recalled. True: of a name, all names are to be recalled.
+fn note(rests: &mut [[Rest; RESTS]; 2], place: usize, kinds: LeaseKinds, is_name: bool) -> bool {
+    let now = now();
+    if is_name {
+        return rests[rest_of(LeaseKinds::NAMES)][place].name_recalled(now);
+    }
+    for kind in [LeaseKinds::ATTRIBUTES, LeaseKinds::NAMES] {
+        if kinds.contains(kind) {
+            rests[rest_of(kind)][place].begin(now);
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+
+    use super::*;
+
+    fn simulate(test: impl FnOnce(&Arc<LeaseTable>) + Send) {
+        let driver = dray_rt::DriverKind::Simulated { seed: 1 };
+        let table = Arc::new(LeaseTable::new(&ServerOptions::default()));
+        dray_rt::Executor::new(driver).unwrap().block_on(async { test(&table) });
+    }
+
+    fn holder(table: &Arc<LeaseTable>) -> Arc<LeaseHolder> {
+        Arc::new(LeaseHolder::new(table, Weak::new(), "host"))
+    }
+
+    fn lease(table: &LeaseTable, who: &Arc<LeaseHolder>, ino: u64) -> bool {
+        let part = Part::Attributes(FileId { ino, generation: 0 });
+        table.lease(who, table.since(who), &[], part)
+    }
+
+    // proves: P217
+    #[test]
+    fn a_session_and_an_export_have_so_many_leases_and_no_more() {
+        simulate(|table| {
+            let (one, other) = (holder(table), holder(table));
+            let leased = (0..70_000).filter(|ino| lease(table, &one, *ino)).count();
+            assert_eq!((leased, one.status().held, table.status().held), (65_536, 65_536, 65_536));
+            assert!(lease(table, &one, 7), "it has that one");
+            assert!(lease(table, &other, 7) && lease(table, &other, 69_999));
+            // What is given back makes room.
+            let id = FileId { ino: 7, generation: 0 };
+            table.take_back(&one, (id, LeaseKinds::ATTRIBUTES), one.epoch(), 1);
+            assert!(lease(table, &one, 69_999) && !lease(table, &one, 69_998));
+            table.held.store(LEASES_MAX, Ordering::Relaxed);
+            assert!(!lease(table, &other, 69_998) && lease(table, &other, 69_999));
+        });
+    }
+
+    /// Else a lease that a client got behind its fence would be forgotten with those from before.
+    #[test]
+    fn what_is_leased_after_the_end_of_an_epoch_stays() {
+        let table = Arc::new(LeaseTable::new(&ServerOptions::default()));
+        let driver = dray_rt::DriverKind::Simulated { seed: 1 };
+        dray_rt::Executor::new(driver).unwrap().block_on(async {
+            let (one, other) = (holder(&table), holder(&table));
+            assert!(lease(&table, &one, 1) && lease(&table, &one, 2));
+            let since = table.since(&one);
+            one.end_epoch_for_tests();
+            let part = Part::Attributes(FileId { ino: 3, generation: 0 });
+            assert!(!table.lease(&one, since, &[], part), "its call began before");
+            assert!(lease(&table, &one, 1));
+            dray_rt::sleep(table.wait() * 2).await;
+            let theirs = |ino| {
+                let mut recalls = Recalls::default();
+                let id = FileId { ino, generation: 0 };
+                let broken = Broken { id, kinds: LeaseKinds::ATTRIBUTES, name: None };
+                table.collect(Some(&other), &broken, &mut recalls);
+                recalls.to_send.len()
+            };
+            assert_eq!([1, 2, 3].map(theirs), [1, 0, 0]);
+            assert_eq!((one.status().held, table.status().held), (1, 1));
+        });
+    }
+}

@@ -1,0 +1,228 @@
+//! Clients look up names and attributes that are leased to them, and change what is leased to
+//! others. Some order must explain what all of them saw of each name and each file: no answer is
+//! stale. Some clients are slow to give back what they are asked for.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use dray_core::{
+    CreateHow, Errno, FileId, FileSystem, Fut, OpenHow, RemoveKind, RenameHow, SessionControl,
+    SetAttr, TimeSet, Timestamp,
+};
+use dray_rt::sleep;
+
+use super::{Workload, lock, pick, think};
+use crate::simulator::Outcome;
+use crate::simulator::client::{SimClient, name};
+use crate::simulator::history::{EVENTS_MAX, HistoryEvent, RegisterOp, judge, linearizable};
+use crate::simulator::machine::LEASE_TERM;
+
+/// Names that stand for one file or another, or for none.
+const NAMES: [&str; 2] = ["first", "second"];
+/// Files whose time of change is set.
+const FILES: [&str; 2] = ["one", "other"];
+/// Operations of all clients together: as many as a history may have, if all are about one thing.
+const OPERATIONS: u64 = EVENTS_MAX as u64;
+
+/// What is changed and looked at: a name by its number, or a file.
+#[derive(Clone, Copy)]
+enum Subject {
+    Name(usize),
+    File(usize),
+}
+
+pub(super) struct Leased {
+    clients: u64,
+    files: Mutex<Vec<FileId>>,
+    ticks: Mutex<u64>,
+    /// Of the names, and then of the files.
+    histories: [Mutex<Vec<HistoryEvent>>; NAMES.len() + FILES.len()],
+}
+
+impl Leased {
+    pub(super) fn new(clients: usize) -> Leased {
+        Leased {
+            clients: clients as u64,
+            files: Mutex::default(),
+            ticks: Mutex::default(),
+            histories: Default::default(),
+        }
+    }
+
+    fn tick(&self) -> u64 {
+        let mut ticks = lock(&self.ticks);
+        *ticks += 1;
+        *ticks
+    }
+
+    fn history(&self, subject: Subject) -> &Mutex<Vec<HistoryEvent>> {
+        &self.histories[match subject {
+            Subject::Name(index) => index,
+            Subject::File(index) => NAMES.len() + index,
+        }]
+    }
+
+    /// Notes a change that is asked for; until it is answered it may happen or not.
+    fn begin(&self, subject: Subject, value: u64) -> usize {
+        let (from, kind) = (self.tick(), RegisterOp::Write(value));
+        let mut events = lock(self.history(subject));
+        events.push(HistoryEvent { from, to: u64::MAX, kind, optional: true });
+        events.len() - 1
+    }
+
+    /// It is answered so.
+    fn end(&self, subject: Subject, index: usize, kind: RegisterOp) {
+        let to = self.tick();
+        let event = &mut lock(self.history(subject))[index];
+        (event.to, event.kind, event.optional) = (to, kind, false);
+    }
+
+    async fn look(&self, client: &SimClient, subject: Subject) -> Outcome<()> {
+        let from = self.tick();
+        let found = match subject {
+            Subject::Name(index) => match client.lookup(client.root(), NAMES[index]).await {
+                Ok(entry) => entry.id.ino,
+                Err(error) if error.errno() == Errno::ENOENT => 0,
+                Err(error) => return Err(client.failed("look up")(error)),
+            },
+            Subject::File(index) => {
+                let id = lock(&self.files)[index];
+                let attr = client.fs.getattr(&client.cx(), id).await;
+                attr.map_err(client.failed("getattr"))?.mtime.sec as u64
+            }
+        };
+        let (to, kind) = (self.tick(), RegisterOp::Read(found));
+        lock(self.history(subject)).push(HistoryEvent { from, to, kind, optional: false });
+        Ok(())
+    }
+
+    /// `unique`: no other change has this number.
+    async fn change(&self, client: &SimClient, subject: Subject, unique: u64) -> Outcome<()> {
+        match subject {
+            Subject::Name(index) if pick(3) == 0 => self.remove(client, index).await,
+            Subject::Name(index) => self.give(client, index, unique).await,
+            Subject::File(index) => {
+                let begun = self.begin(subject, unique);
+                let mtime = Timestamp { sec: unique as i64, nsec: 0 };
+                let set = SetAttr { mtime: Some(TimeSet::At(mtime)), ..SetAttr::default() };
+                let id = lock(&self.files)[index];
+                let changed = client.fs.setattr(&client.cx(), id, set).await;
+                changed.map_err(client.failed("set the time"))?;
+                self.end(subject, begun, RegisterOp::Write(unique));
+                Ok(())
+            }
+        }
+    }
+
+    /// Gives the name to a new file.
+    async fn give(&self, client: &SimClient, index: usize, unique: u64) -> Outcome<()> {
+        let new = format!("new{unique}");
+        let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
+        let made = client.fs.create(&client.cx(), client.root(), &name(&new), how).await;
+        let (entry, open) = made.map_err(client.failed("create"))?;
+        open.close(&client.cx()).await.map_err(client.failed("close"))?;
+        let subject = Subject::Name(index);
+        let begun = self.begin(subject, entry.id.ino);
+        let (from, to) = (name(&new), name(NAMES[index]));
+        let (from, to) = ((client.root(), &*from), (client.root(), &*to));
+        let renamed = client.fs.rename(&client.cx(), from, to, RenameHow::Replace).await;
+        renamed.map_err(client.failed("rename"))?;
+        self.end(subject, begun, RegisterOp::Write(entry.id.ino));
+        Ok(())
+    }
+
+    async fn remove(&self, client: &SimClient, index: usize) -> Outcome<()> {
+        let subject = Subject::Name(index);
+        let begun = self.begin(subject, 0);
+        let (cx, named) = (client.cx(), name(NAMES[index]));
+        let removed = client.fs.remove(&cx, client.root(), &named, RemoveKind::File).await;
+        let kind = match removed {
+            Ok(()) => RegisterOp::Write(0),
+            Err(error) if error.errno() == Errno::ENOENT => RegisterOp::Read(0),
+            Err(error) => return Err(client.failed("remove")(error)),
+        };
+        self.end(subject, begun, kind);
+        Ok(())
+    }
+
+    /// What is asked back is given back at once, or late, or never.
+    fn hear_recalls(client: &SimClient) {
+        client.fs.hear_recalls_by(Arc::new(|_, done| {
+            let late = match pick(32) {
+                0 => LEASE_TERM * 3,
+                1..8 => Duration::from_micros(pick(50_000)),
+                _ => return drop(done),
+            };
+            dray_rt::spawn(async move {
+                sleep(late).await;
+                drop(done);
+            });
+        }));
+    }
+}
+
+/// Mostly not for long; at times until leases have ended, or what was fought over is leased again.
+async fn pause() {
+    match pick(4) {
+        0 => sleep(Duration::from_micros(pick(2 * LEASE_TERM.as_micros() as u64))).await,
+        _ => think().await,
+    }
+}
+
+impl Workload for Leased {
+    fn name(&self) -> &'static str {
+        "leased"
+    }
+
+    fn bears_crashes(&self) -> bool {
+        true
+    }
+
+    fn prepare<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
+        Box::pin(async move {
+            for text in FILES {
+                let file = client.open(client.root(), text, libc::O_RDWR).await?;
+                let time = Some(TimeSet::At(Timestamp { sec: 0, nsec: 0 }));
+                let set = SetAttr { mtime: time, ..SetAttr::default() };
+                let set = file.setattr(&client.cx(), set).await;
+                set.map_err(client.failed("set the time"))?;
+                lock(&self.files).push(file.id());
+                file.close(&client.cx()).await.map_err(client.failed("close"))?;
+            }
+            Ok(())
+        })
+    }
+
+    fn run<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
+        Box::pin(async move {
+            Leased::hear_recalls(client);
+            for number in 0..OPERATIONS / self.clients {
+                let subject = match pick(4) as usize {
+                    index @ 0..2 => Subject::Name(index),
+                    index => Subject::File(index - 2),
+                };
+                match pick(5) {
+                    0 => {
+                        let unique = (client.number as u64 + 1) << 16 | number;
+                        self.change(client, subject, unique).await?;
+                    }
+                    _ => self.look(client, subject).await?,
+                }
+                pause().await;
+            }
+            Ok(())
+        })
+    }
+
+    fn crashed(&self, _: usize) {}
+
+    fn verify<'a>(&'a self, _: &'a SimClient) -> Fut<'a, Outcome<()>> {
+        Box::pin(async move {
+            for events in &self.histories {
+                let events = lock(events);
+                judge(linearizable(&events), &*events)?;
+            }
+            Ok(())
+        })
+    }
+}
