@@ -11,8 +11,7 @@ use dray_testkit::simulator::{self, FaultCounts, PairKind, PowerKind, RunFailure
 fn usage() -> String {
     let list = |names: Vec<String>| wrapped(&names.join(", "));
     let names = |kinds: &[WorkloadKind]| kinds.iter().map(name).collect::<Vec<_>>();
-    let kinds =
-        [names(&WorkloadKind::ALL), names(&[WorkloadKind::Interleaved]), vec![LEAVING.into()]];
+    let kinds = [names(&WorkloadKind::ALL), names(&BESIDE), vec![LEAVING.into()]];
     let with_power = PowerKind::ALL.iter().map(name).collect();
     let of_operations = ["reply-cache[/OP]", "intents[/OP]", "forgotten/OP"];
     let sabotages = of_operations.into_iter().chain(SABOTAGES.iter().map(|(name, _)| *name));
@@ -54,6 +53,9 @@ fn wrapped(text: &str) -> String {
     lines.join("\n               ")
 }
 
+/// Kinds that seeds do not choose from.
+const BESIDE: [WorkloadKind; 2] = [WorkloadKind::Interleaved, WorkloadKind::Leased];
+
 /// A client leaves, and the power is lost: a kind of run of its own.
 const LEAVING: &str = "leaving";
 
@@ -69,7 +71,7 @@ struct Wanted {
     log: bool,
 }
 
-const SABOTAGES: [(&str, Sabotage); 25] = [
+const SABOTAGES: [(&str, Sabotage); 29] = [
     ("fence", Sabotage::Fence),
     ("locks", Sabotage::Locks),
     ("closes", Sabotage::Closes),
@@ -95,6 +97,10 @@ const SABOTAGES: [(&str, Sabotage); 25] = [
     ("in-step", Sabotage::InStep),
     ("copy", Sabotage::Copy),
     ("answered-data", Sabotage::AnsweredData),
+    ("lease-recalls", Sabotage::LeaseRecalls),
+    ("lease-marks", Sabotage::LeaseMarks),
+    ("lease-fences", Sabotage::LeaseFences),
+    ("lease-restart", Sabotage::LeaseRestart),
 ];
 
 /// What is called so, of an operation or as a whole.
@@ -165,7 +171,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Wanted> {
 }
 
 fn work_kind(name: &str) -> Option<WorkloadKind> {
-    kind(&WorkloadKind::ALL, name).or_else(|| kind(&[WorkloadKind::Interleaved], name))
+    kind(&WorkloadKind::ALL, name).or_else(|| kind(&BESIDE, name))
 }
 
 /// What went wrong in the run, if it bore that.

@@ -119,6 +119,17 @@ fn renames_and_removals_that_are_answered_and_not_made() {
 }
 
 // proves: P108
+/// What others change is believed.
+// proves: P214, P215, P216
+#[test]
+fn leases_that_hold_while_others_change_what_is_leased() {
+    const LEASED: [Run; 1] = [Run::Of(WorkloadKind::Leased)];
+    found_out(Sabotage::LeaseRecalls, &LEASED, "no order");
+    found_out(Sabotage::LeaseMarks, &LEASED, "no order");
+    found_out(Sabotage::LeaseFences, &LEASED, "no order");
+    found_out(Sabotage::LeaseRestart, &LEASED, "no order");
+}
+
 #[test]
 fn a_lock_that_two_have() {
     found_out(Sabotage::Locks, &[COUNTER], "have the lock at once");

@@ -75,6 +75,16 @@ fn a_copy_is_made_again_from_what_was_there() {
     ran.unwrap_or_else(|failure| panic!("{failure}"));
 }
 
+/// With connections that break, servers that die, clients that crash, and recalls that are answered
+/// late or never.
+// proves: P214, P215, P216
+#[test]
+fn what_is_leased_is_never_stale() {
+    for seed in 0..60 {
+        run_of(WorkloadKind::Leased, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
 #[test]
 fn clients_in_turn_agree_with_the_model_whatever_goes_wrong() {
     for seed in 0..150 {

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use dray_core::{
     Access, Allocate, AtOpen, Attr, CreateHow, DirPage, Entry, Errno, Error, FileId, FileType,
-    FsInfo, FsUuid, Gid, Identity, Lock, LockFamily, LockKind, LockOwner, LockRange, NodeId, Op,
-    OpenHow, PageValidity, Pid, RemoveKind, RenameHow, RequestId, Seek, SetAttr, Statfs, TimeSet,
-    Timestamp, Ttl, Uid, Validity, Write, XattrSet, Xflags,
+    FsInfo, FsUuid, Gid, Identity, LeaseKinds, Lock, LockFamily, LockKind, LockOwner, LockRange,
+    NameBuf, NodeId, Op, OpenHow, PageValidity, Pid, RecallItem, RemoveKind, RenameHow, RequestId,
+    Seek, SetAttr, Statfs, TimeSet, Timestamp, Ttl, Uid, Validity, Write, XattrSet, Xflags,
 };
 use dray_rpc::auth::{Key, Role, Transcript};
 use dray_rpc::wire::{
     Auth, BatchHead, BatchOutcome, BatchReply, Call, CallHead, Challenge, Change, FileDurableStamp,
-    Hello, Input, NotifyHead, Proof, Refused, ReplicaHello, ReplicaWelcome, ReplyHead, Stamp,
-    Ticket, VERSION_MAX, VERSION_MIN, Welcome, Wire, get_callers, get_changed, get_durable_stamps,
-    get_jobs, put_callers, put_changed, put_durable_stamp, put_jobs,
+    Hello, Input, NotifyHead, Proof, Recall, Refused, ReplicaHello, ReplicaWelcome, ReplyHead,
+    Stamp, Ticket, VERSION_MAX, VERSION_MIN, Welcome, Wire, get_callers, get_changed,
+    get_durable_stamps, get_jobs, put_callers, put_changed, put_durable_stamp, put_jobs,
 };
 
 use crate::common::raw::{frame, identity_of};
@@ -245,6 +245,9 @@ fn handshakes(written: &mut Written) {
         lease_epoch: 0,
     };
     let then = written.same("welcome", &welcome.message());
+    assert_eq!(Welcome::from_message(&then), Ok(welcome.clone()));
+    let welcome = Welcome { lease_term_ms: 5000, lease_epoch: 1, ..welcome };
+    let then = written.same("welcome.leases", &welcome.message());
     assert_eq!(Welcome::from_message(&then), Ok(welcome));
     let refused = Refused { errno: 13, message: "why".into(), definition: String::new() };
     let then = written.same("refused", &refused.refusal());
@@ -400,6 +403,30 @@ fn notices(written: &mut Written) {
     put_changed(&[FILE, OTHER], &mut message);
     let then = written.same("changed", &message);
     assert_eq!(get_changed(2, &mut Input(&then)), Ok(vec![FILE, OTHER]));
+    recalls(written);
+}
+
+fn recalls(written: &mut Written) {
+    let all = LeaseKinds::ATTRIBUTES | LeaseKinds::NAMES;
+    let items = vec![
+        RecallItem { id: FILE, kinds: all, name: None },
+        RecallItem { id: OTHER, kinds: LeaseKinds::NAMES, name: NameBuf::new(NAME).ok() },
+    ];
+    let recall = Recall { number: 7, items };
+    let mut message = Vec::new();
+    recall.put_message(&mut message);
+    let then = written.same("recall", &message);
+    let mut input = Input(&then);
+    let head = NotifyHead { what: NotifyHead::RECALL, flags: 0, tag: 2 };
+    assert_eq!(NotifyHead::get_message(&mut input), Ok(head));
+    assert_eq!(Recall::get(2, &mut input), Ok(recall));
+    message.clear();
+    Recall::put_answer(7, &mut message);
+    let then = written.same("recalled", &message);
+    let mut input = Input(&then);
+    let head = NotifyHead { what: NotifyHead::RECALLED, flags: 0, tag: 0 };
+    assert_eq!(NotifyHead::get_message(&mut input), Ok(head));
+    assert_eq!(Input::whole::<u64>(input.0), Ok(7));
 }
 
 /// Both ends of a handshake reckon them, and two versions must come to the same.

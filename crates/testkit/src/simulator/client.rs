@@ -19,6 +19,9 @@ use super::machine::EXPORT;
 use super::pair::SERVERS;
 use crate::step::identity;
 
+/// All callers are root, so it matters to none who checks them.
+const LEASES: LeaseWish = LeaseWish::Yes { callers_are_checked: true };
+
 /// Where a client's process runs.
 pub(super) struct ClientNode {
     name: String,
@@ -50,6 +53,26 @@ impl ClientNode {
     }
 }
 
+/// How a client mounts.
+#[derive(Clone, Copy)]
+pub(super) struct MountHow {
+    /// Bytes of changes that it keeps.
+    pub(super) replay_bytes: u64,
+    /// How long it waits for the server; none: for ever.
+    pub(super) limit: Option<Duration>,
+    /// There are two servers.
+    pub(super) pair: bool,
+    /// It wants leases.
+    pub(super) leases: bool,
+}
+
+impl MountHow {
+    /// One that keeps so many bytes, and waits for its one server for ever.
+    pub(super) fn keeping(replay_bytes: u64) -> MountHow {
+        MountHow { replay_bytes, limit: None, pair: false, leases: false }
+    }
+}
+
 /// A mounted client.
 #[derive(Clone)]
 pub(super) struct SimClient {
@@ -59,25 +82,24 @@ pub(super) struct SimClient {
 }
 
 impl SimClient {
-    /// Mounts, keeping so many bytes, and waiting for the server for so long if not for ever, of one
-    /// server or of a `pair`. To be run on a [`ClientNode`] of this name.
+    /// Mounts. To be run on a [`ClientNode`] of this name.
     pub(super) async fn mount(
         network: &Network,
         name: &str,
         number: usize,
-        (replay_bytes, timeout, pair): (u64, Option<Duration>, bool),
+        MountHow { replay_bytes, limit, pair, leases }: MountHow,
     ) -> SimClient {
         let (export, host) = (EXPORT.into(), name.into());
         let options = ClientOptions {
             export,
             key: None,
-            timeout,
+            timeout: limit,
             host,
             replay_bytes,
             split_min_bytes: 8,
             caches: true,
             counts_on_one_user: false,
-            leases: LeaseWish::No,
+            leases: if leases { LEASES } else { LeaseWish::No },
             definition: 0,
         };
         loop {

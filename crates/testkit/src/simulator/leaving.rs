@@ -8,7 +8,7 @@ use dray_fabric::sim::Network;
 use dray_rpc::server::Sabotage;
 use dray_rt::{random_u64, sleep};
 
-use super::client::{ClientNode, SimClient};
+use super::client::{ClientNode, MountHow, SimClient};
 use super::machine::ServerMachine;
 use super::{Outcome, RunFailure};
 
@@ -21,7 +21,7 @@ pub fn run_leaving(seed: u64, sabotage: Option<Sabotage>) -> Result<(), RunFailu
 async fn mount(network: &Network, name: &'static str) -> Outcome<SimClient> {
     let (node, net) = (ClientNode::new(network, name.into()), network.clone());
     let mounted = node
-        .run(async move { SimClient::mount(&net, name, 0, (1 << 20, None, false)).await })
+        .run(async move { SimClient::mount(&net, name, 0, MountHow::keeping(1 << 20)).await })
         .await;
     mounted.map_err(|_| "the client died".to_owned())
 }

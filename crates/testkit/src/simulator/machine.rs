@@ -28,6 +28,9 @@ pub(super) const EXPORT: &str = "data";
 /// How long a session outlives its last connection.
 pub(super) const LEASE: Duration = Duration::from_secs(60);
 
+/// How long clients believe what is leased to them.
+pub(super) const LEASE_TERM: Duration = Duration::from_millis(400);
+
 /// Between the pieces of a read: about as long as a message takes. Without it hardly any seed has a
 /// write between them.
 const READ_PAUSE: Duration = Duration::from_micros(100);
@@ -67,6 +70,8 @@ struct ServerInstance {
     boot: u128,
     /// What the server that starts next has lost.
     loss: StateLoss,
+    /// It leases names and attributes.
+    leases: bool,
     deaths: u64,
     power_losses: u64,
     /// Changes that came again to servers that are dead.
@@ -133,6 +138,7 @@ impl ServerMachine {
                 pools: Vec::new(),
                 boot: 1,
                 loss: StateLoss::Nothing,
+                leases: false,
                 deaths: 0,
                 power_losses: 0,
                 repeated: 0,
@@ -142,6 +148,11 @@ impl ServerMachine {
 
     fn instance(&self) -> MutexGuard<'_, ServerInstance> {
         self.0.instance.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether servers that start from now on lease names and attributes.
+    pub(super) fn lease(&self, leases: bool) {
+        self.instance().leases = leases;
     }
 
     /// Starts the server process, which takes over from the one before.
@@ -160,12 +171,14 @@ impl ServerMachine {
         let pool = BufferPool::new(POOL_BYTES, 0);
         let options = ServerOptions {
             lease: LEASE,
+            lease_term: LEASE_TERM,
             pool: pool.clone(),
             boot: self.instance().boot,
             sabotage: self.0.sabotage,
             ..ServerOptions::default()
         };
-        let export = Export::new(EXPORT, below, Vec::new());
+        let mut export = Export::new(EXPORT, below, Vec::new());
+        export.leases = self.instance().leases;
         let server = Server::new(options, vec![export], Arc::new(self.0.journal.clone()));
         server.restore(loss).await;
         let scope = Scope::new();

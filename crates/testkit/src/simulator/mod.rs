@@ -27,7 +27,7 @@ use dray_rpc::server::Sabotage;
 use dray_rt::{DriverKind, Executor, random_u64, timeout};
 
 use crate::fixture::TempDir;
-use client::{ClientNode, SimClient};
+use client::{ClientNode, MountHow, SimClient};
 use machine::ServerMachine;
 use torment::RunPlan;
 use work::Workload;
@@ -187,6 +187,7 @@ async fn simulate(plan: &RunPlan, sabotage: Option<Sabotage>) -> Outcome<RunRepo
         Some(kind) => ServerMachine::pair(&network, sabotage, plan.slow, kind),
         None => ServerMachine::with(&network, sabotage, plan.slow, merging),
     };
+    machine.lease(plan.kind.leases());
     machine.start().await;
     let work = plan.kind.work(plan.clients);
     let mut world = World { network, machine, nodes: Vec::new(), clients: Vec::new(), work };
@@ -222,7 +223,8 @@ impl World {
     }
 
     async fn add_client(&mut self, number: usize, plan: &RunPlan) -> Outcome<()> {
-        let how = (REPLAY_BYTES, plan.kind.limit(), plan.pair.is_some());
+        let (limit, leases) = (plan.kind.limit(), plan.kind.leases());
+        let how = MountHow { replay_bytes: REPLAY_BYTES, limit, pair: plan.pair.is_some(), leases };
         let name = format!("client{number}");
         let node = ClientNode::new(&self.network, name.clone());
         let network = self.network.clone();

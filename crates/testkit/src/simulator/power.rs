@@ -8,7 +8,7 @@ use dray_fabric::sim::{Network, Weather};
 use dray_rpc::server::Sabotage;
 use dray_rt::{random_u64, sleep, timeout};
 
-use super::client::{ClientNode, SimClient};
+use super::client::{ClientNode, MountHow, SimClient};
 use super::machine::ServerMachine;
 use super::work::{PowerKind, Workload};
 use crate::fixture::TempDir;
@@ -33,8 +33,9 @@ async fn simulate() -> Outcome<()> {
     machine.start().await;
     let node = ClientNode::new(&network, "client0".into());
     let net = network.clone();
-    let client =
-        node.run(async move { SimClient::mount(&net, "client0", 0, (0, None, false)).await }).await;
+    let client = node
+        .run(async move { SimClient::mount(&net, "client0", 0, MountHow::keeping(0)).await })
+        .await;
     let client = client.map_err(|_| "the client died")?;
     let mut synced = Vec::new();
     for loss in 0..LOSSES {
@@ -224,7 +225,7 @@ async fn mount_all(
     for number in 0..plan.clients {
         let name = format!("client{number}");
         let (node, net) = (ClientNode::new(network, name.clone()), network.clone());
-        let how = (plan.replay_bytes, None, false);
+        let how = MountHow::keeping(plan.replay_bytes);
         let mount = async move { SimClient::mount(&net, &name, number, how).await };
         clients.push(node.run(mount).await.map_err(|_| "a client died")?);
         nodes.push(node);

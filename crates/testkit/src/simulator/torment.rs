@@ -159,6 +159,7 @@ fn kill_servers(
     let (machine, network) = (world.machine.clone(), world.network.clone());
     let clients = plan.clients as u64;
     let deaths_max = if plan.pair.is_some() { TAKEOVERS_MAX } else { DEATHS_MAX };
+    let every = every * plan.kind.slowness();
     async move {
         while machine.deaths() < deaths_max && go_on(&stopped, every).await {
             if let Some(pair) = machine.as_pair()

@@ -263,7 +263,7 @@ impl CallInHand {
         };
         let in_slot = self.head.slot != NO_SLOT;
         let files = if in_slot { Files::of(&self.session, row)? } else { Files::default() };
-        *leases = self.breaking(row, &files);
+        *leases = self.breaking(row, &files, again.as_deref());
         if let Some(waits) = leases.as_mut().and_then(|leases| leases.recall()) {
             Box::pin(waits.wait()).await;
         }
@@ -287,8 +287,7 @@ impl CallInHand {
         }
         if let Some(leases) = leases {
             let named = plan.iter().flat_map(|plan| plan.named).flatten();
-            let begun = again.iter().flat_map(|again| again.files());
-            named.chain(begun).for_each(|file| leases.attributes(file));
+            named.for_each(|file| leases.attributes(file));
             if let Some(waits) = leases.recall() {
                 Box::pin(waits.wait()).await;
             }
@@ -343,7 +342,12 @@ impl CallInHand {
 
     /// Marks what a change breaks of others' leases, as far as it is known before the change is
     /// planned. Names are among it: nobody waits for a recall of names with a grant of ranges.
-    fn breaking(&self, row: &CallRow<'_>, files: &Files) -> Option<Box<LeaseChange>> {
+    fn breaking(
+        &self,
+        row: &CallRow<'_>,
+        files: &Files,
+        again: Option<&Reexecution>,
+    ) -> Option<Box<LeaseChange>> {
         let table = self.session.export.lease_table.as_ref()?;
         if !row.changes.is_stamped() {
             return None;
@@ -356,6 +360,9 @@ impl CallInHand {
         } else if let Some(file) = attributes.and_then(|file| files.id(file).ok()) {
             change.attributes(file);
         }
+        // What a server before us has begun is not planned again.
+        let begun = again.into_iter().flat_map(|again| again.files());
+        begun.for_each(|file| change.attributes(file));
         Some(change)
     }
 

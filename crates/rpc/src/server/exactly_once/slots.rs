@@ -72,9 +72,11 @@ impl Reexecution {
         self.grants.iter_mut().find(|grant| grant.file() == file)
     }
 
-    /// The files that it has grants of, of which it may change any.
+    /// The files of which it may change any: those that it has grants of, and the one that it was
+    /// answered to have changed.
     pub(crate) fn files(&self) -> impl Iterator<Item = FileId> {
-        self.grants.iter().map(RangeGrant::file)
+        let answered = self.answered.iter().filter_map(|answered| answered.answer.file());
+        self.grants.iter().map(RangeGrant::file).chain(answered)
     }
 
     /// The stamp of the data that it writes.

@@ -68,7 +68,7 @@ impl Marks {
         for row in rows {
             let ended = |before: u64| {
                 let last = (before >> CHANGING_BITS).max(number);
-                Some(last << CHANGING_BITS | (before & CHANGING) - 1)
+                Some((last << CHANGING_BITS) | ((before & CHANGING) - 1))
             };
             let place = &self.rows[usize::from(row.0)];
             let _ = place.fetch_update(Ordering::SeqCst, Ordering::SeqCst, ended); // never none

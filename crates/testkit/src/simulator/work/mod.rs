@@ -6,6 +6,7 @@ mod copies;
 mod counter;
 mod deleted;
 pub(super) mod interleaved;
+mod leased;
 mod model;
 mod names;
 pub(super) mod notifications;
@@ -90,6 +91,8 @@ pub enum WorkloadKind {
     Believed,
     /// One generated sequence through all clients in turn.
     Interleaved,
+    /// Names and attributes that are leased, and changes of them.
+    Leased,
 }
 
 impl WorkloadKind {
@@ -116,6 +119,17 @@ impl WorkloadKind {
         (self == WorkloadKind::Limited).then_some(LIMIT)
     }
 
+    /// Whether the server leases names and attributes to the clients.
+    pub(super) fn leases(self) -> bool {
+        self == WorkloadKind::Leased
+    }
+
+    /// What faults of a run wait for is so many times as long. Changes wait for leases after each
+    /// death of the server.
+    pub(super) fn slowness(self) -> u32 {
+        if self.leases() { 20 } else { 1 }
+    }
+
     /// The work for so many clients.
     pub(super) fn work(self, clients: usize) -> Arc<dyn Workload> {
         match self {
@@ -133,6 +147,7 @@ impl WorkloadKind {
             WorkloadKind::Rights => Arc::new(rights::Rights::default()),
             WorkloadKind::Believed => Arc::new(cached_names::CachedNames::default()),
             WorkloadKind::Told => Arc::new(notifications::Notifications::default()),
+            WorkloadKind::Leased => Arc::new(leased::Leased::new(clients)),
             WorkloadKind::Interleaved => Arc::new(interleaved::Interleaved::new(clients)),
         }
     }
