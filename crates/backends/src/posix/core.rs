@@ -289,7 +289,7 @@ impl Core {
                 if matches!(error.errno(), Errno::ENOSPC | Errno::EDQUOT)
                     && self.lanes.closed().await =>
             {
-                change().await
+                Box::pin(change()).await // in a box, as it is rare
             }
             changed => changed,
         }

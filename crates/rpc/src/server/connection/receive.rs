@@ -181,7 +181,7 @@ impl ServerSink {
             head,
             cx,
         };
-        dray_rt::poll_once_then_spawn(Box::pin(call.carry_out(Box::from(body), data)));
+        dray_rt::poll_once_then_spawn(call.carry_out(Box::from(body), data));
         Ok(())
     }
 }

@@ -47,7 +47,7 @@ enum State {
     /// Answered, or settled, by the answer of a server before us.
     Restored,
     /// The server's death cut it short: its grants are kept until it comes again.
-    Cut(Reexecution),
+    Cut(Box<Reexecution>),
 }
 
 /// The state of a change that is made again.
@@ -110,16 +110,16 @@ pub(crate) struct Route {
     pub(crate) tag: u32,
 }
 
-/// The treatment of a change that came in.
+/// The treatment of a change that came in. What is rare is in a box, since a verdict is moved.
 pub(crate) enum Verdict {
     /// Apply it.
     Fresh,
     /// Apply it: a server before us began to.
-    Reexecute(Reexecution),
+    Reexecute(Box<Reexecution>),
     /// The change was applied: this was the answer.
-    Replay(Reply),
+    Replay(Box<Reply>),
     /// The same, by a server before us, which need not have told its observers.
-    Restored(Reply),
+    Restored(Box<Reply>),
     /// The change is being applied; the answer will go to the connection that asked last.
     Running,
     /// Older than what the slot has seen: a leftover of a connection long gone.
@@ -220,10 +220,10 @@ impl ReplaySlots {
                     *old = route.clone();
                     Verdict::Running
                 }
-                State::Done => Verdict::Replay(Reply::remembered(&slot.answer)),
+                State::Done => Verdict::Replay(Box::new(Reply::remembered(&slot.answer))),
                 State::Restored => {
                     slot.state = State::Done; // its observers hear of it once
-                    Verdict::Restored(Reply::remembered(&slot.answer))
+                    Verdict::Restored(Box::new(Reply::remembered(&slot.answer)))
                 }
             };
         }
@@ -423,10 +423,8 @@ mod tests {
             answered.fs.create(&cx, answered.fs.info().root, name, NEW).await.unwrap();
             for (lost, asked_again) in [(true, true), (true, false), (false, false), (true, true)] {
                 let (slots, verdict) = answered.next_epoch(lost).await;
-                let Verdict::Reexecute(Reexecution { amend, .. }) = verdict else {
-                    panic!("it is not made again");
-                };
-                assert!(matches!(amend, Some(Amend::AppendAt(100))));
+                let Verdict::Reexecute(again) = verdict else { panic!("it is not made again") };
+                assert!(matches!(again.amend, Some(Amend::AppendAt(100))));
                 if asked_again {
                     slots.done(0, 1, &Reply::success(10u32));
                 }
@@ -475,8 +473,9 @@ mod tests {
                 let spared = Answered::begun(op, &intent).await;
                 let id = spared.fs.create(&cx, root, name, NEW).await.unwrap().0.id;
                 let is_of_it = |verdict| match verdict {
-                    Verdict::Reexecute(Reexecution { amend, .. }) => {
-                        amend.and_then(|amend| amend.made().or(amend.put())) == Some((id, true))
+                    Verdict::Reexecute(again) => {
+                        let made = again.amend.and_then(|amend| amend.made().or(amend.put()));
+                        made == Some((id, true))
                     }
                     _ => false,
                 };

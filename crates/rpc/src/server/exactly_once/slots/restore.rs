@@ -174,7 +174,7 @@ impl ReplaySlots {
             held.into_iter().map(|(file, span)| ranges.change_cut_short(file, span)).collect();
         Slot {
             sequence,
-            state: State::Cut(Reexecution { op, grants, amend, answered: None }),
+            state: State::Cut(Box::new(Reexecution { op, grants, amend, answered: None })),
             answer: Vec::new(),
         }
     }
