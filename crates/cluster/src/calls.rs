@@ -129,7 +129,7 @@ async fn quiesce(shared: Arc<ClusterShared>, quiesced: bool) -> io::Result<()> {
 }
 
 /// It goes with the lease of this server.
-async fn quiet(shared: Arc<Shared>, Revision(quiesced): Revision) -> io::Result<()> {
+async fn quiet(shared: Arc<ClusterShared>, Revision(quiesced): Revision) -> io::Result<()> {
     let key = shared.keys.quiet(shared.options.me);
     let lease = shared.lease_id().ok_or(io::ErrorKind::NotConnected)?;
     let record = records::written(QuietRecord { quiesced });

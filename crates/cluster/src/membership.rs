@@ -105,7 +105,7 @@ impl EtcdMembership {
     /// At this server no call is under way, as was asked for by the mark of that revision. Others hear it as
     /// long as this server is there. Errors: etcd is out of reach; it may be done all the same.
     pub async fn note_quiet(&self, asked: Revision) -> io::Result<()> {
-        self.order(CallKind::Quiet(asked)).await.and_then(Reply::done)
+        self.order(CallKind::Quiet(asked)).await.and_then(ControlReply::done)
     }
 
     /// Ends the lease here and in etcd, so that others need not wait for its end. This server must serve
