@@ -148,6 +148,8 @@ fn welcome(answers: &mut Answers) -> Vec<u8> {
         slots: u32::from(answers.byte()),
         lease_ms: 0,
         info: memory().info().clone(),
+        lease_term_ms: u32::from(how),
+        lease_epoch: u32::from(how >> 5),
     };
     welcome.message()
 }

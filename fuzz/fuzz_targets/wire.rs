@@ -4,7 +4,7 @@
 
 use dray_core::{DirPage, Entry, Identity, Op, Statfs};
 use dray_rpc::wire::{
-    BatchHead, BatchReply, Call, CallHead, Challenge, Change, FileDurableStamp, Hello, Input, NotifyHead, Proof, Refused,
+    BatchHead, BatchReply, Call, CallHead, Challenge, Change, FileDurableStamp, Hello, Input, NotifyHead, Proof, Recall, Refused,
     ReplicaHello, ReplicaWelcome, ReplyHead, Stamp, Ticket, Welcome, Wire, get_durable_stamps, peek_kind, peek_tag,
     peek_unknown_op,
 };
@@ -38,7 +38,14 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok(head) = ReplyHead::get_message(&mut Input(bytes)) {
         let _ = head.error();
     }
-    let _ = NotifyHead::get_message(&mut Input(bytes));
+    let mut input = Input(bytes);
+    if let Ok(head) = NotifyHead::get_message(&mut input)
+        && let Ok(recall) = Recall::get(head.tag, &mut input)
+    {
+        let mut out = Vec::new();
+        recall.put_message(&mut out);
+        assert!(out.len() <= bytes.len(), "no more than was read");
+    }
     let _ = Hello::from_message(bytes);
     let _ = (ReplicaHello::from_message(bytes), ReplicaHello::versions(bytes));
     let _ = ReplicaWelcome::from_message(bytes);

@@ -27,7 +27,7 @@ fn serve(rig: &mut Rig) {
 fn two_mounts(transport: &str) -> (Rig, PathBuf, PathBuf) {
     let mut rig = Rig::new();
     serve(&mut rig);
-    let options = format!("leases=yes,transport={transport}");
+    let options = format!("leases=yes,{transport}");
     let [one, other] = ["one", "other"].map(|name| rig.mount(name, &options));
     (rig, one, other)
 }
@@ -182,13 +182,13 @@ fn a_file_that_was_read_is_on_the_local_disk_until_it_changes() {
     on_transports(|transport| {
         let mut rig = Rig::new();
         serve(&mut rig);
-        let plain = rig.mount("plain", &format!("leases=yes,transport={transport}"));
+        let plain = rig.mount("plain", &format!("leases=yes,{transport}"));
         let content: Vec<u8> = (0..3_000_000u32).map(|at| (at / 5) as u8).collect();
         fs::write(plain.join("file"), &content).unwrap();
         fs::create_dir(plain.join("set")).unwrap();
         fs::write(plain.join("set/small"), "small").unwrap();
         let cache = rig.path("cache").display().to_string();
-        let options = format!("leases=yes,cache={cache},cache_size=64M,transport={transport}");
+        let options = format!("leases=yes,cache={cache},cache_size=64M,{transport}");
         std::thread::sleep(Duration::from_millis(200)); // the times of the files are past
         let cached = rig.mount("cached", &options);
         let path = |at: &Path| at.join("file").display().to_string();

@@ -170,6 +170,21 @@ fn who_does_not_answer_loses_its_leases_when_it_can_believe_them_no_more() {
     });
 }
 
+/// Each mount command says hello and goodbye before it mounts. Changes waited for a term after that.
+#[test]
+fn nobody_waits_for_a_client_that_said_goodbye() {
+    simulate(8, async {
+        let site = Site::new().await;
+        let (mut one, mut other) = (site.client().await, site.client().await);
+        one.lookup(site.root, "file").await.unwrap();
+        one.say_goodbye();
+        sleep(Duration::from_millis(20)).await;
+        let begun = now();
+        other.ask(&site.chmod()).await;
+        assert!(begun.elapsed() < TERM / 10, "{:?}", begun.elapsed());
+    });
+}
+
 /// A client that makes calls and answers no recall was waited for as long as it made calls.
 // proves: P215
 #[test]

@@ -64,7 +64,7 @@ impl Rig {
     fn new(binary: &OsString, served: &Path, options: &str, mounts: usize) -> Rig {
         let dir = TempDir::new("mounts").expect("a temporary directory");
         let socket = dir.path().join("socket");
-        let export = format!("test={},squash=none", served.display());
+        let export = format!("test={},squash=none,leases", served.display());
         let mut server = Command::new(binary);
         server.arg("serve").args(["--export", &export]);
         server.arg("--listen").arg(format!("unix://{}", socket.display()));
@@ -310,6 +310,30 @@ fn a_mount_and_a_session_within_the_server_agree_with_the_model_classic() {
 fn a_mount_and_a_session_within_the_server_agree_with_the_model_uring() {
     if rings_are_on() {
         two_front_ends("uring");
+    }
+}
+
+/// Mounts that believe what is leased to them see each other's changes as others do.
+fn leased(served: &Path, transport: &str, mounts: usize, default_cases: u32) {
+    let options = format!("transport={transport},leases=yes");
+    agree_as(Quirks::kernel(), served, &options, mounts, default_cases);
+}
+
+// proves: P220
+#[test]
+fn two_mounts_under_leases_agree_with_the_model_classic() {
+    if binary().is_some() {
+        let ext4 = Ext4::new(64 << 20, "").expect("an ext4");
+        leased(ext4.path(), "classic", 2, 100);
+    }
+}
+
+// proves: P220
+#[test]
+fn three_mounts_under_leases_agree_with_the_model_uring() {
+    if binary().is_some() && rings_are_on() {
+        let tmpfs = Tmpfs::new(64 << 20).expect("a tmpfs");
+        leased(tmpfs.path(), "uring", 3, 60);
     }
 }
 

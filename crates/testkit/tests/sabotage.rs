@@ -118,18 +118,33 @@ fn renames_and_removals_that_are_answered_and_not_made() {
     found_out(Sabotage::Forgotten(Op::Remove), &[Run::Of(WorkloadKind::Deleted)], "is found");
 }
 
-// proves: P108
-/// What others change is believed.
-// proves: P214, P215, P216
+const LEASED: [Run; 1] = [Run::Of(WorkloadKind::Leased)];
+
+// proves: P214
 #[test]
-fn leases_that_hold_while_others_change_what_is_leased() {
-    const LEASED: [Run; 1] = [Run::Of(WorkloadKind::Leased)];
+fn leases_that_are_not_asked_back() {
     found_out(Sabotage::LeaseRecalls, &LEASED, "no order");
+}
+
+// proves: P214
+#[test]
+fn what_is_changed_and_leased_meanwhile() {
     found_out(Sabotage::LeaseMarks, &LEASED, "no order");
+}
+
+// proves: P215
+#[test]
+fn who_does_not_answer_a_recall_and_keeps_its_leases() {
     found_out(Sabotage::LeaseFences, &LEASED, "no order");
+}
+
+// proves: P216
+#[test]
+fn a_server_that_does_not_wait_for_what_the_one_before_has_leased() {
     found_out(Sabotage::LeaseRestart, &LEASED, "no order");
 }
 
+// proves: P108
 #[test]
 fn a_lock_that_two_have() {
     found_out(Sabotage::Locks, &[COUNTER], "have the lock at once");

@@ -24,7 +24,7 @@ impl Worker {
             );
         }
         let node = self.shared.nodes.remember_handle(node, known)?;
-        let answered = Answered { dir: None, id: entry.id, node, asked };
+        let answered = Answered { place: None, id: entry.id, node, asked };
         Ok(KernelAnswer::Small(self.entry_reply(answered, &entry)))
     }
 

@@ -222,7 +222,7 @@ impl Worker {
             let place = Name::new(name).ok().map(|name| (dir, name));
             let seen = place.map(|place| self.binding(&attr, place));
             let node = self.shared.nodes.remember(entry.id, seen).ok()?;
-            let answered = Answered { dir: Some(dir), id: entry.id, node, asked };
+            let answered = Answered { place, id: entry.id, node, asked };
             Some(self.entry_reply(answered, &Entry { id: entry.id, attr }))
         });
         known.unwrap_or_else(nothing_known)

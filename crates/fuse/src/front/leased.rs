@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use dray_core::{Attr, Error, FileId};
+use dray_core::{Attr, Error, FileId, Name};
 
 use crate::front::Worker;
 use crate::proto::reply::{KernelValidity, NodeRef};
@@ -15,9 +15,9 @@ use crate::state::changes::ChangeNumber;
 
 /// A file that an answer is about, and how it is known there.
 #[derive(Clone, Copy)]
-pub(super) struct Answered {
-    /// The directory in which a name led to it.
-    pub(super) dir: Option<FileId>,
+pub(super) struct Answered<'a> {
+    /// The directory and the name that led to it.
+    pub(super) place: Option<(FileId, &'a Name)>,
     pub(super) id: FileId,
     pub(super) node: NodeRef,
     /// When the file system was asked ([`Worker::asked`]).
@@ -31,7 +31,7 @@ impl Worker {
     }
 
     /// How long the kernel may believe an entry.
-    pub(super) fn entry_validity(&self, attr: &Attr, answered: Answered) -> KernelValidity {
+    pub(super) fn entry_validity(&self, attr: &Attr, answered: Answered<'_>) -> KernelValidity {
         let mut valid = self.shared.mode.entry(attr);
         if !self.shared.mode.is_leased() {
             return valid;
@@ -41,9 +41,9 @@ impl Worker {
         if !is_found || !self.publish_attributes(answered.id, answered.asked, &valid.attr) {
             valid.attr = Default::default();
         }
-        let named = answered
-            .dir
-            .is_some_and(|dir| !valid.entry.is_zero() && self.publish_name(dir, answered.asked));
+        let named = answered.place.is_some_and(|place| {
+            !valid.entry.is_zero() && self.publish_name(place, answered.asked)
+        });
         if !named {
             valid.entry = Default::default();
         }
@@ -73,10 +73,14 @@ impl Worker {
     pub(super) fn absence_validity(
         &self,
         error: &Error,
-        (dir, asked): (FileId, ChangeNumber),
+        (dir, name): (FileId, &Name),
+        asked: ChangeNumber,
     ) -> Duration {
         let valid = self.shared.mode.absence(error);
-        match !self.shared.mode.is_leased() || valid.is_zero() || self.publish_name(dir, asked) {
+        match !self.shared.mode.is_leased()
+            || valid.is_zero()
+            || self.publish_name((dir, name), asked)
+        {
             true => valid,
             false => Default::default(),
         }
@@ -91,8 +95,8 @@ impl Worker {
         !self.shared.changes.since(asked, id)
     }
 
-    fn publish_name(&self, dir: FileId, asked: ChangeNumber) -> bool {
-        self.shared.published.name(dir);
+    fn publish_name(&self, (dir, name): (FileId, &Name), asked: ChangeNumber) -> bool {
+        self.shared.published.name(dir, name);
         !self.shared.changes.since(asked, dir)
     }
 }

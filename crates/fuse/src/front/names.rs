@@ -77,7 +77,7 @@ impl Worker {
             Ok(entry) if !self.may_be_opened(cx, &entry).await? => self.barred_answer(entry, asked),
             Ok(entry) => self.entry_answer(&entry, (dir, name), asked),
             Err(error) => {
-                let believed = self.absence_validity(&error, (dir, asked));
+                let believed = self.absence_validity(&error, (dir, name), asked);
                 if error.errno() == Errno::ENOENT && !believed.is_zero() {
                     return Ok(KernelAnswer::Small(reply::negative_entry(believed)));
                 }
@@ -116,7 +116,7 @@ impl Worker {
     fn barred_answer(&self, mut entry: Entry, asked: ChangeNumber) -> Result<KernelAnswer> {
         entry.attr.rdev = 0;
         let node = self.shared.nodes.remember_apart(entry.id)?;
-        let answered = Answered { dir: None, id: entry.id, node, asked };
+        let answered = Answered { place: None, id: entry.id, node, asked };
         Ok(KernelAnswer::Small(self.entry_reply(answered, &entry)))
     }
 
@@ -156,7 +156,7 @@ impl Worker {
         let nodes = &self.shared.nodes;
         let seen = self.binding(&entry.attr, (dir, name));
         let node = nodes.remember_directory(entry.id, seen, parent, apart)?;
-        let answered = Answered { dir: Some(dir), id: entry.id, node, asked };
+        let answered = Answered { place: Some((dir, name)), id: entry.id, node, asked };
         Ok(KernelAnswer::Small(self.entry_reply(answered, entry)))
     }
 
@@ -178,12 +178,12 @@ impl Worker {
     ) -> Result<Small> {
         let seen = place.map(|place| self.binding(&entry.attr, place));
         let node = self.shared.nodes.remember(entry.id, seen)?;
-        let answered = Answered { dir: place.map(|(dir, _)| dir), id: entry.id, node, asked };
+        let answered = Answered { place, id: entry.id, node, asked };
         Ok(self.entry_reply(answered, entry))
     }
 
     /// What tells the kernel of it.
-    pub(super) fn entry_reply(&self, answered: Answered, entry: &Entry) -> Small {
+    pub(super) fn entry_reply(&self, answered: Answered<'_>, entry: &Entry) -> Small {
         let node = answered.node;
         self.shared.nodes.note_type(node.node, entry.attr.file_type());
         reply::entry(node, entry, self.entry_validity(&entry.attr, answered))

@@ -53,7 +53,7 @@ async fn settle(shared: &MountShared, items: &[RecallItem]) {
 /// Has the kernel ask for a name again. Twice, if a thread may just have been answered. False: there is nobody
 /// to do it.
 async fn name_expired(shared: &Arc<MountShared>, (id, dir): (FileId, u64), name: &Name) -> bool {
-    let settled = shared.published.names_settled_at(id);
+    let settled = shared.published.name_settled_at(id, name);
     if !name_dropped(shared, dir, name).await {
         return false;
     }
@@ -67,11 +67,11 @@ async fn name_expired(shared: &Arc<MountShared>, (id, dir): (FileId, u64), name:
 
 /// Ends at the latest when the kernel believes no name in the directory any more.
 async fn drop_names(shared: &Arc<MountShared>, item: &RecallItem) {
-    let left = shared.published.names_until(item.id) - now();
+    let name: Option<&Name> = item.name.as_deref();
+    let left = shared.published.names_until(item.id, name) - now();
     if left.is_zero() {
         return;
     }
-    let name: Option<&Name> = item.name.as_deref();
     let dropped = match (name, shared.nodes.find(item.id)) {
         (_, None) => return, // the kernel has forgotten the directory, and its names before
         (Some(name), Some(dir)) => {
@@ -80,6 +80,6 @@ async fn drop_names(shared: &Arc<MountShared>, item: &RecallItem) {
         (None, Some(_)) => false,
     };
     if !dropped {
-        sleep(shared.published.names_until(item.id) - now()).await;
+        sleep(shared.published.names_until(item.id, name) - now()).await;
     }
 }

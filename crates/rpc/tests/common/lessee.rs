@@ -148,6 +148,13 @@ impl Lessee {
         }
     }
 
+    /// Ends the session.
+    pub fn say_goodbye(&self) {
+        let mut message = Vec::new();
+        NotifyHead { what: NotifyHead::GOODBYE, flags: 0, tag: 0 }.put_message(&mut message);
+        self.connection.send(&message, None).unwrap();
+    }
+
     /// Whether its connection has ended.
     pub async fn is_cut(&self) -> bool {
         dray_rt::sleep(SOON).await;

@@ -77,7 +77,7 @@ impl LeaseChange {
 
     /// Sends the recalls. The change goes on when the waits have ended; none: at once.
     pub(crate) fn recall(&mut self) -> Option<LeaseWaits> {
-        let Recalls { to_send, others, ended } = std::mem::take(&mut self.recalls);
+        let Recalls { to_send, others, ended, directories } = std::mem::take(&mut self.recalls);
         let quiet_until = self.table.quiet_until();
         if to_send.is_empty() && others.is_empty() && ended.is_empty() && quiet_until.is_none() {
             return None; // nearly always
@@ -87,7 +87,8 @@ impl LeaseChange {
             who.recall(number.number, items);
             recalls.push((who, number));
         }
-        Some(LeaseWaits { recalls, ended, quiet_until, begun: now() })
+        let table = self.table.clone();
+        Some(LeaseWaits { table, recalls, ended, directories, quiet_until, begun: now() })
     }
 }
 
@@ -99,8 +100,10 @@ impl Drop for LeaseChange {
 
 /// What a change waits for.
 pub(crate) struct LeaseWaits {
+    table: Arc<LeaseTable>,
     recalls: Vec<(Arc<LeaseHolder>, RecallNumber)>,
     ended: Vec<Arc<LeaseHolder>>,
+    directories: Vec<FileId>,
     quiet_until: Option<Instant>,
     begun: Instant,
 }
@@ -110,6 +113,9 @@ impl LeaseWaits {
     pub(crate) async fn wait(self) {
         for (who, number) in &self.recalls {
             who.recalled(*number, self.begun).await;
+        }
+        for dir in &self.directories {
+            self.table.names_recalled(*dir, self.begun.elapsed());
         }
         for who in &self.ended {
             who.void().await;

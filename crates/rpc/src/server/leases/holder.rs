@@ -24,7 +24,11 @@ const UNREAD_TIME: Duration = Duration::from_millis(20);
 /// The leases of a session, from the session's side. The table has it as long as there are any,
 /// also when the session is over.
 pub(crate) struct LeaseHolder {
-    table: Arc<LeaseTable>,
+    /// The table has the holder as long as there are leases.
+    table: Weak<LeaseTable>,
+    /// How long others wait for a lease: see [`LeaseTable::wait`].
+    wait: Duration,
+    never_fences: bool,
     /// For its connections.
     session: Weak<ServerSession>,
     /// Which session, for people.
@@ -79,7 +83,9 @@ impl LeaseHolder {
         host: &str,
     ) -> LeaseHolder {
         LeaseHolder {
-            table: table.clone(),
+            table: Arc::downgrade(table),
+            wait: table.wait(),
+            never_fences: table.never_fences,
             session,
             host: host.to_owned(),
             contact_ms: AtomicU64::new(now_ms()),
@@ -107,7 +113,7 @@ impl LeaseHolder {
     /// From then on the client believes nothing any more, if it is not heard of.
     fn believes_until(&self) -> Instant {
         let contact = Instant::from_nanos(self.contact_ms.load(Ordering::Relaxed) * 1_000_000);
-        contact + self.table.wait()
+        contact + self.wait
     }
 
     /// Its leases and recalls.
@@ -117,8 +123,9 @@ impl LeaseHolder {
 
     /// Counts `more` of something, here and for the export.
     fn count(&self, what: impl Fn(&RecallCounts) -> &AtomicU64, more: u64) {
-        for counts in [&self.counts, &self.table.counts] {
-            what(counts).fetch_add(more, Ordering::Relaxed);
+        what(&self.counts).fetch_add(more, Ordering::Relaxed);
+        if let Some(table) = self.table.upgrade() {
+            what(&table.counts).fetch_add(more, Ordering::Relaxed);
         }
     }
 
@@ -204,8 +211,9 @@ impl LeaseHolder {
             (std::mem::take(&mut pending.items), self.epoch())
         };
         // Before the change goes on: what is leased behind it stays.
+        let Some(table) = self.table.upgrade() else { return };
         for item in items.iter().filter(|item| item.name.is_none()) {
-            self.table.take_back(self, (item.id, item.kinds), epoch, number);
+            table.take_back(self, (item.id, item.kinds), epoch, number);
         }
         self.count(|counts| &counts.acknowledged, 1);
         let ended = self.state().pending.remove(&number);
@@ -221,7 +229,10 @@ impl LeaseHolder {
                 Ok(End::Acknowledged) => return,
                 Ok(End::Fenced) => break,
                 Err(_) if now() < self.answers_until(begun) => {} // it was heard of meanwhile
-                Err(_) if self.table.never_fences => return,
+                Err(_) if self.never_fences => {
+                    self.state().pending.remove(&recall.number);
+                    return;
+                }
                 Err(_) => {
                     self.fence(recall.epoch);
                     break;
@@ -245,7 +256,7 @@ impl LeaseHolder {
     /// How long an answer is waited for. A client that rests can believe nothing before its next
     /// call. That call would make its leases valid again, so it has some time to answer all the same.
     fn answers_until(&self, begun: Instant) -> Instant {
-        let (contact, wait) = (self.believes_until(), self.table.wait());
+        let (contact, wait) = (self.believes_until(), self.wait);
         let session = self.session.upgrade();
         if session.is_none_or(|session| session.connections().is_empty()) {
             return contact.min(begun + wait);
@@ -271,17 +282,19 @@ impl LeaseHolder {
     /// Ends all leases of an epoch, if they have not ended yet. The client learns it by the next
     /// welcome. Until then it may believe them for as long as it was in contact.
     fn fence(self: &Arc<Self>, epoch: u32) {
-        if !self.end_epoch(epoch, now() + self.table.wait()) {
+        if !self.end_epoch(epoch, now() + self.wait) {
             return;
         }
         self.count(|counts| &counts.fences, 1);
         let host = &self.host;
-        self.table.fenced.say(|more| {
-            log::warn!(
-                "client {host} has not given back what was leased to it: its leases have ended, and \
-                 its connections{more}"
-            );
-        });
+        if let Some(table) = self.table.upgrade() {
+            table.fenced.say(|more| {
+                log::warn!(
+                    "client {host} has not given back what was leased to it: its leases have ended, \
+                     and its connections{more}"
+                );
+            });
+        }
         if let Some(session) = self.session.upgrade() {
             session.replace(Proof::REPLACES_ALL);
         }
@@ -291,7 +304,9 @@ impl LeaseHolder {
 
     /// The session is over. `left`: its client is gone, and believes nothing.
     pub(crate) fn end(self: &Arc<Self>, left: bool) {
-        self.state().ended = true;
+        if std::mem::replace(&mut self.state().ended, true) {
+            return; // a client that says goodbye believes nothing, whatever comes behind that
+        }
         let until = if left { now() } else { self.believes_until() };
         self.end_epoch(self.epoch(), until);
     }
@@ -318,7 +333,9 @@ impl LeaseHolder {
             let holder = self.clone();
             dray_rt::spawn(async move {
                 holder.void().await;
-                holder.table.forget(&holder, held, epoch).await;
+                if let Some(table) = holder.table.upgrade() {
+                    table.forget(&holder, held, epoch).await;
+                }
             });
         }
         true

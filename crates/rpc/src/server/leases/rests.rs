@@ -7,6 +7,8 @@ use dray_rt::Instant;
 /// The first rest, and the longest.
 const REST_MIN: Duration = Duration::from_millis(250);
 const REST_MAX: Duration = Duration::from_secs(16);
+/// A recall that takes longer is a slow one.
+const SLOW: Duration = Duration::from_millis(50);
 /// So many recalls of single names within this time, and the directory rests.
 const NAMES_RECALLED_MAX: u8 = 4;
 const NAMES_TIME: Duration = Duration::from_secs(1);
@@ -32,6 +34,18 @@ impl Rest {
         let soon = self.until.is_some_and(|until| now < until + self.time);
         self.time = if soon { (self.time * 2).min(REST_MAX) } else { REST_MIN };
         self.until = Some(now + self.time);
+    }
+
+    /// A recall took so long. What is leased anew is recalled again, perhaps as slowly: a rest ten times as
+    /// long keeps the loss at a tenth.
+    pub(super) fn recall_took(&mut self, now: Instant, took: Duration) {
+        if took < SLOW {
+            return;
+        }
+        let time = (took * 10).clamp(REST_MIN, REST_MAX);
+        if self.until.is_none_or(|until| until < now + time) {
+            (self.until, self.time) = (Some(now + time), time);
+        }
     }
 
     /// A single name of a directory is recalled. True: there are so many that all names are to be.
@@ -71,6 +85,19 @@ mod tests {
         now += 16_000;
         rest.begin(at(now));
         assert!(rest.rests(at(now + 249)) && !rest.rests(at(now + 250)));
+    }
+
+    #[test]
+    fn a_slow_recall_is_followed_by_a_long_rest() {
+        let mut rest = Rest::default();
+        rest.recall_took(at(1000), Duration::from_millis(49));
+        assert!(!rest.rests(at(1001)));
+        rest.recall_took(at(1000), Duration::from_millis(1250));
+        assert!(rest.rests(at(13_499)) && !rest.rests(at(13_500)));
+        rest.recall_took(at(1000), Duration::from_millis(60));
+        assert!(rest.rests(at(13_499)), "it gets no shorter");
+        rest.recall_took(at(1000), Duration::from_secs(60));
+        assert!(rest.rests(at(16_999)) && !rest.rests(at(17_000)));
     }
 
     #[test]

@@ -80,6 +80,8 @@ pub(super) struct Recalls {
     pub(super) others: Vec<(Arc<LeaseHolder>, RecallNumber)>,
     /// Leases of epochs that have ended. Their clients may believe them still.
     pub(super) ended: Vec<Arc<LeaseHolder>>,
+    /// The directories whose names are asked back.
+    pub(super) directories: Vec<FileId>,
 }
 
 impl Recalls {
@@ -245,8 +247,16 @@ impl LeaseTable {
                 continue;
             }
             let kinds = lease.kinds.common(broken.kinds);
-            if !std::mem::replace(&mut noted, true) && note(rests, place, kinds, name.is_some()) {
-                name = None; // there are so many that all names are asked back
+            if !std::mem::replace(&mut noted, true) {
+                let names = rests[rest_of(LeaseKinds::NAMES)][place];
+                // What rests is not leased anew, and what is left of it is asked back.
+                let rests_now = name.is_some() && names.rests(now());
+                if note(rests, place, kinds, name.is_some()) || rests_now {
+                    name = None; // all names are asked back
+                }
+                if kinds.contains(LeaseKinds::NAMES) {
+                    recalls.directories.push(broken.id);
+                }
             }
             let number = RecallNumber { number: lease.recall, epoch: lease.epoch };
             if lease.recalled.contains(kinds) {
@@ -259,6 +269,12 @@ impl LeaseTable {
                 (lease.recalled, lease.recall) = (kinds, number.number);
             }
         }
+    }
+
+    /// The names of a directory were asked back, which took so long.
+    pub(super) fn names_recalled(&self, dir: FileId, took: Duration) {
+        let (mut shard, place) = self.shard(dir);
+        shard.rests[rest_of(LeaseKinds::NAMES)][place].recall_took(now(), took);
     }
 
     /// A client has given back what the recall `number` asked for.
