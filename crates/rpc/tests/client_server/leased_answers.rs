@@ -8,7 +8,7 @@ use dray_core::{
     Buf, Context, CreateHow, Errno, FileId, FileSystem, Name, OpenHow, Recall, RemoveKind,
     SessionControl, SetAttr, Ttl, Write,
 };
-use dray_fabric::sim::Network;
+use dray_fabric::sim::{Network, Weather};
 use dray_rpc::client::{ClientOptions, LeaseWish, RemoteFs};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rt::{Scope, sleep, spawn_join};
@@ -184,4 +184,49 @@ fn a_client_that_is_cut_off_stops_believing_before_the_others_go_on() {
         };
         assert_eq!(attr.size, 9);
     });
+}
+
+/// The server recalls nothing of the session that changes. A thread of that session could be shown
+/// what it remembered, while another client had seen the change already.
+// proves: P218
+#[test]
+fn nobody_sees_an_older_state_than_anybody_has_seen() {
+    for seed in 100..140_u64 {
+        let break_one_in = (seed % 2 == 0).then_some(100);
+        simulate(seed, async move {
+            let site = Site::new();
+            let root = site.root;
+            let changer = site.client("changer", YES).await;
+            let other = site.client("other", YES).await;
+            let new = changer.create(&Context::system(), root, name("f"), NEW).await.unwrap();
+            let (id, seen) = (new.0.id, Arc::new(Mutex::new(0_u64)));
+            site.network.set_weather(Weather {
+                delay_max: Duration::from_millis(3),
+                break_one_in,
+                ..Weather::default()
+            });
+            let mut readers = Vec::new();
+            for fs in [&changer, &changer, &other] {
+                let (fs, seen) = (fs.clone(), seen.clone());
+                readers.push(spawn_join(async move {
+                    for step in 0..60 {
+                        let before = *seen.lock().unwrap();
+                        let size = fs.getattr(&Context::system(), id).await.unwrap().size;
+                        assert!(size >= before, "{size} after {before}");
+                        let raise = |seen: &mut u64| *seen = size.max(*seen);
+                        raise(&mut seen.lock().unwrap());
+                        sleep(Duration::from_micros(100 + 300 * (step % 7))).await;
+                    }
+                }));
+            }
+            for size in 1..20 {
+                let set = SetAttr { size: Some(size), ..SetAttr::default() };
+                changer.setattr(&Context::system(), id, set).await.unwrap();
+                sleep(Duration::from_millis(size % 4)).await;
+            }
+            for reader in readers {
+                reader.await.unwrap();
+            }
+        });
+    }
 }
