@@ -15,8 +15,8 @@ use dray_rt::sync::oneshot;
 use dray_rt::{ExecutorHandle, Scope};
 
 use super::Outcome;
+use super::fleet::SERVERS;
 use super::machine::EXPORT;
-use super::pair::SERVERS;
 use crate::step::identity;
 
 /// Where a client's process runs.
@@ -60,14 +60,14 @@ pub(super) struct SimClient {
 
 impl SimClient {
     /// Mounts, keeping so many bytes, and waiting for the server for so long if not for ever, of one
-    /// server or of a `pair`. To be run on a [`ClientNode`] of this name.
+    /// server or of both of a `slice`. To be run on a [`ClientNode`] of this name.
     pub(super) async fn mount(
         network: &Network,
         name: &str,
         number: usize,
-        (replay_bytes, timeout, pair): (u64, Option<Duration>, bool),
+        (replay_bytes, timeout, slice): (u64, Option<Duration>, Option<&str>),
     ) -> SimClient {
-        let (export, host) = (EXPORT.into(), name.into());
+        let (export, host) = (slice.unwrap_or(EXPORT).into(), name.into());
         let options = ClientOptions {
             export,
             key: None,
@@ -81,9 +81,9 @@ impl SimClient {
         };
         loop {
             let servers = SERVERS.map(|server| network.connector_from(name, server));
-            let connector: Arc<dyn Connect> = match pair {
-                true => Arc::new(ConnectInTurn::new(servers.into())),
-                false => servers[0].clone(),
+            let connector: Arc<dyn Connect> = match slice {
+                Some(_) => Arc::new(ConnectInTurn::new(servers.into())),
+                None => servers[0].clone(),
             };
             let session =
                 ClientSession::connect(connector, options.clone(), SessionMemory::heap()).await;

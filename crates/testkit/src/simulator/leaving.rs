@@ -20,9 +20,8 @@ pub fn run_leaving(seed: u64, sabotage: Option<Sabotage>) -> Result<(), RunFailu
 
 async fn mount(network: &Network, name: &'static str) -> Outcome<SimClient> {
     let (node, net) = (ClientNode::new(network, name.into()), network.clone());
-    let mounted = node
-        .run(async move { SimClient::mount(&net, name, 0, (1 << 20, None, false)).await })
-        .await;
+    let mounted =
+        node.run(async move { SimClient::mount(&net, name, 0, (1 << 20, None, None)).await }).await;
     mounted.map_err(|_| "the client died".to_owned())
 }
 

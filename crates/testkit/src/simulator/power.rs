@@ -34,7 +34,7 @@ async fn simulate() -> Outcome<()> {
     let node = ClientNode::new(&network, "client0".into());
     let net = network.clone();
     let client =
-        node.run(async move { SimClient::mount(&net, "client0", 0, (0, None, false)).await }).await;
+        node.run(async move { SimClient::mount(&net, "client0", 0, (0, None, None)).await }).await;
     let client = client.map_err(|_| "the client died")?;
     let mut synced = Vec::new();
     for loss in 0..LOSSES {
@@ -224,7 +224,7 @@ async fn mount_all(
     for number in 0..plan.clients {
         let name = format!("client{number}");
         let (node, net) = (ClientNode::new(network, name.clone()), network.clone());
-        let how = (plan.replay_bytes, None, false);
+        let how = (plan.replay_bytes, None, None);
         let mount = async move { SimClient::mount(&net, &name, number, how).await };
         clients.push(node.run(mount).await.map_err(|_| "a client died")?);
         nodes.push(node);
