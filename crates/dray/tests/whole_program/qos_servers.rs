@@ -67,7 +67,7 @@ async fn rates(of: &[Arc<AtomicU64>; 2], time: Duration) -> [f64; 2] {
 // proves: P211
 #[test]
 fn two_servers_of_a_projection_keep_one_limit() {
-    if common::skipped() {
+    if crate::common::skipped() {
         return;
     }
     let (mut one, mut other) = (Rig::new(), Rig::new());

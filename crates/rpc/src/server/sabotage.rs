@@ -60,6 +60,8 @@ pub enum Sabotage {
     Shipping,
     /// A server goes on answering when its lease has ended.
     ServingLease,
+    /// A backup takes notes whatever server epoch they are of.
+    Epochs,
     /// A backup counts as in step before it has its copy.
     InStep,
     /// The copy for a backup leaves sessions out.

@@ -479,6 +479,11 @@ impl CallInHand {
         let CallHead { slot, sequence, op, .. } = self.head;
         let plan = plan::plan(&self.session, &self.cx, (row.intent, files), data_bytes).await?;
         if let Some(plan) = &plan {
+            // The change before it may have ended without an answer when the export was lost, and is
+            // settled at the next opening. An intent beside that one would say that this began as well.
+            if self.session.export.is_lost() {
+                return Err(self.cx.cancelled());
+            }
             self.session.slots.intend(slot, sequence, OpRow::of(op).noted_as, &plan.intent);
             // No client hears that the change was not carried out: the next server finds out.
             if !self.is_settled().await {

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::entry::{JournalEntry, SlotName};
 use crate::server::journal::{ANSWER_MAX_BYTES, INTENT_MAX_BYTES, Journal, SessionRecord, SlotLog};
+use crate::server::sabotage::{BrokenPromises, Sabotage};
 use crate::wire::{Input, Malformed};
 
 /// Replay slots that a session of another server may have at most.
@@ -64,6 +65,7 @@ impl BatchTaker for JournalReplica {
 /// The backup's copy.
 pub struct JournalReplica {
     journal: Arc<dyn Journal>,
+    broken: BrokenPromises,
     state: Mutex<State>,
 }
 
@@ -81,7 +83,12 @@ struct State {
 impl JournalReplica {
     /// Keeps notes in `journal`; what is in there counts for nothing before a copy has come.
     pub fn new(journal: Arc<dyn Journal>) -> JournalReplica {
-        JournalReplica { journal, state: Mutex::default() }
+        JournalReplica { journal, broken: BrokenPromises::default(), state: Mutex::default() }
+    }
+
+    /// With a protection left out.
+    pub(super) fn that_is(self, broken: BrokenPromises) -> JournalReplica {
+        JournalReplica { broken, ..self }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -92,6 +99,7 @@ impl JournalReplica {
     /// wait for a disk. Errors: it is not taken; notes of it may have been applied.
     pub fn take(&self, epoch: u64, number: u64, batch: &[u8]) -> Result<(), ReplicaRefusal> {
         let mut state = self.lock();
+        let epoch = if self.broken.is(Sabotage::Epochs) { state.epoch } else { epoch };
         if epoch < state.epoch {
             return Err(ReplicaRefusal::Deposed);
         }
@@ -126,7 +134,7 @@ impl JournalReplica {
     /// Takes nothing any more from primaries before `epoch`.
     pub fn close_before(&self, epoch: u64) {
         let mut state = self.lock();
-        if epoch > state.epoch {
+        if epoch > state.epoch && !self.broken.is(Sabotage::Epochs) {
             *state = State { epoch, ..State::default() };
         }
     }

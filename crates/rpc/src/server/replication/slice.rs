@@ -111,7 +111,8 @@ pub(super) struct Leading {
 impl SliceServer {
     /// One that serves nobody before it [runs](SliceServer::run).
     pub fn new(slice: SliceOptions) -> SliceServer {
-        let replica = JournalReplica::new(slice.journal.clone());
+        let broken = slice.options.broken();
+        let replica = JournalReplica::new(slice.journal.clone()).that_is(broken);
         let server = refusing(&slice);
         let state = State {
             server,
