@@ -88,6 +88,8 @@ pub(crate) struct ServerSession {
     pub(crate) questions: Questions,
     /// Changes by others to what it has open.
     pub(crate) pending_notifications: PendingNotifications,
+    /// The notes in the journal that it has locks.
+    lock_notes: locks::LockNotes,
     files: Mutex<IdMap<u64, Opened>>,
     state: Mutex<State>,
 }
@@ -148,6 +150,7 @@ impl ServerSession {
             durable_reported: AtomicU64::new(0),
             questions: Questions::default(),
             pending_notifications: PendingNotifications::default(),
+            lock_notes: locks::LockNotes::default(),
             files: Mutex::default(),
             state: Mutex::default(),
         }
