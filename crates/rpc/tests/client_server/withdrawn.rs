@@ -9,7 +9,7 @@ use crate::common::{client_options, connect, serve_simulated, simulate};
 use dray_backends::memory::{MemoryDisk, MemoryOptions};
 use dray_core::{
     Buf, Context, CreateHow, Errno, FileSystem, Lock, LockFamily, LockKind, LockOwner, LockRange,
-    Make, Name, Op, OpenFile, OpenHow, Pid, Write,
+    Make, Name, Op, OpenFile, OpenHow, Pid, SetAttr, Write,
 };
 use dray_fabric::sim::Network;
 use dray_layers::Observed;
@@ -62,7 +62,11 @@ impl Rig {
     }
 
     async fn mount(&self) -> RemoteFs {
-        connect(self.network.connector_from("host", "s"), client_options()).await.unwrap()
+        self.mount_at("host").await
+    }
+
+    async fn mount_at(&self, host: &str) -> RemoteFs {
+        connect(self.network.connector_from(host, "s"), client_options()).await.unwrap()
     }
 }
 
@@ -141,6 +145,47 @@ fn changes_are_made_once_however_often_their_export_goes_away() {
             }
         });
     }
+}
+
+/// An append was in the file system when the export went, and a cut of the same file waited for it. The
+/// cut noted its intent all the same. Then both seemed to have begun. The cut was made first, and the
+/// append at its old place behind it.
+// proves: P199
+#[test]
+fn what_waited_for_a_change_that_was_cut_short_has_not_begun() {
+    simulate(1, async {
+        let rig = Rig::new().await;
+        let [one, other] = [rig.mount_at("one").await, rig.mount_at("other").await];
+        rig.withdraw().await;
+        let slow = Fault {
+            op: Some(Op::Write),
+            when: When::Nth(2),
+            delay: Duration::from_millis(50),
+            error: None,
+        };
+        rig.server.open(rig.export(vec![slow]), StateLoss::Nothing).await.unwrap();
+        let [appended, cut] = [create(&one, b"f").await, create(&other, b"f").await];
+        let append = Write { append: true, ..Write::default() };
+        let (cx, bytes) = (Context::system(), || Buf::from(&b"word"[..]));
+        appended.write(&cx, append, bytes()).await.unwrap();
+        let appending = spawn_join(async move {
+            appended.write(&Context::system(), append, bytes()).await.map(|_| appended)
+        });
+        sleep(Duration::from_millis(20)).await;
+        let cutting = spawn_join(async move {
+            let to_nothing = SetAttr { size: Some(0), ..SetAttr::default() };
+            cut.setattr(&Context::system(), to_nothing).await.map(|_| cut)
+        });
+        sleep(Duration::from_millis(20)).await;
+        rig.network.partition("one", true);
+        rig.withdraw().await;
+        rig.open().await;
+        sleep(Duration::from_secs(1)).await;
+        rig.network.partition("one", false);
+        appending.await.unwrap().unwrap();
+        let size = cutting.await.unwrap().unwrap().getattr(&cx).await.unwrap().size;
+        assert_eq!(size, 0, "the append is in the file behind the cut");
+    });
 }
 
 /// A file system that has died reports so, and the first watcher sets the flag. The error is then

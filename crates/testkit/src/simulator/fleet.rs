@@ -367,8 +367,10 @@ impl Fleet {
             if server.has_begun() {
                 one.loss = None;
             }
-            if server.is_primary() {
-                served.push(*slice);
+            match server.is_primary() {
+                true => served.push(*slice),
+                // It may have handed over what it has open for clients that have not come back.
+                false => self.0.slices[*slice].disk.keep_removed(),
             }
         }
         let is_machine_lost = self.0.plan.kind == PairKind::TwoMachinesLost

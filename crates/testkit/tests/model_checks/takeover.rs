@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use dray_rpc::server::Sabotage;
-use dray_testkit::simulator::{PairKind, WorkloadKind, run_takeovers};
+use dray_testkit::simulator::{PairKind, WorkloadKind, run_failover, run_takeovers};
 
 /// Seeds of each kind of work.
 const SEEDS: u64 = 4;
@@ -62,6 +62,44 @@ fn what_clients_keep_outlives_the_loss_of_a_servers_machine() {
     are_well(PairKind::TwoMachinesLost, &kinds.collect::<Vec<_>>());
 }
 
+/// Three servers with three slices: a death takes the primary of one and the backup of another. One seed of
+/// each kind; `script/simulate --pair onemachine --servers 3` runs more.
+// proves: P142, P143, P144
+#[test]
+fn nobody_notices_what_happens_among_three_servers() {
+    let mut moves = 0;
+    for (seed, kind) in (100..).zip(WorkloadKind::ALL) {
+        match run_failover(3, (PairKind::OneMachine, kind), seed, None) {
+            Ok(report) => moves += report.takeovers,
+            Err(failure) if failure.is_undecided() => {}
+            Err(failure) => panic!("{kind:?}: {failure}"),
+        }
+    }
+    assert!(moves >= 10, "the slices moved only {moves} times");
+}
+
+fn is_well(servers: usize, kind: WorkloadKind, seed: u64) {
+    let ran = run_failover(servers, (PairKind::OneMachine, kind), seed, None);
+    ran.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+/// The note that a session has locks was under way when its server died. The client had the lock, and the
+/// successor gave it to another one.
+// proves: P201
+#[test]
+fn a_lock_is_had_once_the_backup_knows_of_it() {
+    for seed in [4, 30] {
+        is_well(3, WorkloadKind::Counter, seed);
+    }
+}
+
+/// A copy that an earlier primary had sent came to a new process of its successor, which lost all sessions.
+// proves: P200
+#[test]
+fn a_copy_of_long_ago_replaces_no_journal() {
+    is_well(3, WorkloadKind::Register, 18);
+}
+
 /// Some of these seeds, and one that is well, shows what is broken.
 fn shows(what: Sabotage, (pair, kind): (PairKind, WorkloadKind), seeds: Range<u64>) {
     let shows = |seed: &u64| {
@@ -87,6 +125,7 @@ fn a_backup_that_is_said_to_be_in_step_too_early_is_noticed() {
     shows(Sabotage::InStep, (PairKind::TwoMachines, WorkloadKind::Append), 255..265);
 }
 
+// proves: P200
 #[test]
 fn a_backup_that_does_not_look_at_epochs_is_noticed() {
     shows(Sabotage::Epochs, (PairKind::OneMachine, WorkloadKind::Append), 0..40);

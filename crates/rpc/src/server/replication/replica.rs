@@ -73,6 +73,8 @@ pub struct JournalReplica {
 struct State {
     /// Of the primary whose notes are taken; those of earlier ones are not.
     epoch: u64,
+    /// It is not known yet of which epoch the primary is.
+    awaits_primary: bool,
     /// A copy has begun in this epoch: what follows it can be applied.
     has_copy: bool,
     /// The number of the next batch of this epoch.
@@ -103,6 +105,9 @@ impl JournalReplica {
         if epoch < state.epoch {
             return Err(ReplicaRefusal::Deposed);
         }
+        if state.awaits_primary && !self.broken.is(Sabotage::Epochs) {
+            return Err(ReplicaRefusal::Incomplete);
+        }
         if epoch > state.epoch {
             *state = State { epoch, ..State::default() };
         }
@@ -129,6 +134,20 @@ impl JournalReplica {
     /// said in the membership before that this server is not in step, and then cannot be taken over.
     pub fn close(&self) {
         self.lock().has_copy = false;
+    }
+
+    /// Takes nothing before it is known of which epoch the primary is. A batch of an earlier one can be
+    /// under way for long. To a process that has begun anew it looks like one of its primary, and the copy
+    /// in it would replace the journal that this server goes on from.
+    pub(super) fn that_awaits_its_primary(self) -> JournalReplica {
+        self.lock().awaits_primary = true;
+        self
+    }
+
+    /// Takes notes of the primary of `epoch`, or a later one.
+    pub(super) fn open_from(&self, epoch: u64) {
+        self.close_before(epoch);
+        self.lock().awaits_primary = false;
     }
 
     /// Takes nothing any more from primaries before `epoch`.
@@ -267,6 +286,22 @@ mod tests {
         assert!(matches!(replica.take(4, 1, &batch(&[begun(1)])), Err(ReplicaRefusal::Incomplete)));
         assert_eq!(journal.load()[0].1.records(), []);
         replica.take(5, 0, &copy()).unwrap();
+    }
+
+    /// The copy of a primary of long ago was under way when the process of its successor began anew, and
+    /// replaced the journal of that.
+    // proves: P200
+    #[test]
+    fn a_process_that_does_not_know_its_primary_takes_nothing() {
+        let journal = MemoryJournal::default();
+        journal.create(&session(7), 1).unwrap();
+        let replica = JournalReplica::new(Arc::new(journal.clone())).that_awaits_its_primary();
+        assert!(matches!(replica.take(1, 0, &copy()), Err(ReplicaRefusal::Incomplete)));
+        assert_eq!(journal.load()[0].0.id, 7);
+        replica.open_from(3);
+        assert!(matches!(replica.take(1, 0, &copy()), Err(ReplicaRefusal::Deposed)));
+        replica.take(3, 0, &copy()).unwrap();
+        assert_eq!(journal.load()[0].0.id, 1);
     }
 
     /// Bytes from a network: an error, whatever they are, and nothing panics.

@@ -113,6 +113,7 @@ impl SliceServer {
     pub fn new(slice: SliceOptions) -> SliceServer {
         let broken = slice.options.broken();
         let replica = JournalReplica::new(slice.journal.clone()).that_is(broken);
+        let replica = replica.that_awaits_its_primary();
         let server = refusing(&slice);
         let state = State {
             server,
@@ -221,6 +222,7 @@ impl SliceServer {
     async fn follow(&self, state: SliceState, revision: Revision) -> bool {
         let SliceOptions { membership, name, .. } = &self.slice;
         self.lock().began = true; // what this machine lost is lost; the primary's journal counts
+        self.replica.open_from(state.epoch);
         if !state.in_step || membership.is_member(state.primary) {
             return false;
         }
