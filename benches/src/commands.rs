@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dray_bench::args::BenchArgs;
 use dray_bench::field::StatusFields;
-use dray_bench::load::{Daemons, RunLength, Sample};
+use dray_bench::load::{Daemons, RunLength, RunSample};
 use dray_bench::measure::Printer;
 use dray_bench::syscalls::SyscallCounter;
 use dray_bench::target::FileLocation;
@@ -44,7 +44,7 @@ pub fn run(command: &str, args: &BenchArgs) -> CommandResult {
 }
 
 /// Rates and CPU time of a run. GB are 10^9 bytes, MiB 2^20.
-fn put_sample(printer: &Printer, name: &str, sample: &Sample) {
+fn put_sample(printer: &Printer, name: &str, sample: &RunSample) {
     let (wall, ops) = (sample.wall.as_secs_f64().max(1e-9), sample.ops.max(1) as f64);
     let us = |time: Duration| time.as_secs_f64() * 1e6 / ops;
     printer.put(&format!("{name}.per_s"), sample.ops as f64 / wall, "1/s");

@@ -27,7 +27,7 @@ const COUNTED: u64 = 1000;
 
 /// What one operation costs on average.
 #[derive(Clone, Debug)]
-pub struct Cost {
+pub struct OperationCost {
     /// Which operation.
     pub op: &'static str,
     /// Allocations on the client's thread.
@@ -47,7 +47,7 @@ pub struct Cost {
 }
 
 /// Counts them all. `dir` is where the socket goes.
-pub fn all(dir: &Path) -> CommandResult<Vec<Cost>> {
+pub fn all(dir: &Path) -> CommandResult<Vec<OperationCost>> {
     let address = Address::Unix(dir.join("counters.socket"));
     let (ready, started) = mpsc::channel();
     let (listen, sessions) = (address.clone(), dir.join("sessions"));
@@ -115,10 +115,10 @@ impl Counters {
         }
     }
 
-    fn cost(op: &'static str, before: &Snapshot, after: &Snapshot) -> Cost {
+    fn cost(op: &'static str, before: &Snapshot, after: &Snapshot) -> OperationCost {
         let each = |after: u64, before: u64| (after - before) as f64 / COUNTED as f64;
         let system_calls = before.system_calls.zip(after.system_calls);
-        Cost {
+        OperationCost {
             op,
             client_allocations: each(after.client.0, before.client.0),
             server_allocations: each(after.server.0, before.server.0),
@@ -160,7 +160,7 @@ struct Scene {
     into: [Option<BufMut>; 2],
 }
 
-async fn count_all(address: Address, server_tid: i32) -> CommandResult<Vec<Cost>> {
+async fn count_all(address: Address, server_tid: i32) -> CommandResult<Vec<OperationCost>> {
     let fs = sessions::client(&address, "data").await?;
     let leased = sessions::leased_client(&address, "leased").await?;
     let system_calls = ThreadCounter::new(thread_id()).zip(ThreadCounter::new(server_tid));

@@ -9,7 +9,7 @@ use crate::{CommandResult, cpu};
 
 /// What was done in one run, and what it cost.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Sample {
+pub struct RunSample {
     /// Operations that succeeded (a failing one fails the run).
     pub ops: u64,
     /// Bytes that they moved.
@@ -28,7 +28,7 @@ pub struct Sample {
     pub machine_cpu: Duration,
 }
 
-impl Sample {
+impl RunSample {
     /// CPU time of everything that can be attributed: application, client, server.
     pub fn cpu(&self) -> Duration {
         self.app_cpu + self.client_cpu + self.server_cpu
@@ -82,16 +82,16 @@ impl Clocks {
         }
     }
 
-    fn since(daemons: &Daemons, before: &Clocks, wall: Duration, app: Duration) -> Sample {
+    fn since(daemons: &Daemons, before: &Clocks, wall: Duration, app: Duration) -> RunSample {
         let after = Clocks::read(daemons);
-        Sample {
+        RunSample {
             wall,
             app_cpu: app.saturating_sub(before.app),
             client_cpu: after.client.saturating_sub(before.client),
             server_cpu: after.server.saturating_sub(before.server),
             kernel_cpu: after.kernel.saturating_sub(before.kernel),
             machine_cpu: after.machine.saturating_sub(before.machine),
-            ..Sample::default()
+            ..RunSample::default()
         }
     }
 }
@@ -104,7 +104,7 @@ pub fn run<'e>(
     until: RunLength,
     daemons: &Daemons,
     prepare: Prepare<'_, 'e>,
-) -> CommandResult<Sample> {
+) -> CommandResult<RunSample> {
     let barrier = Barrier::new(jobs + 1);
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..jobs)

@@ -32,6 +32,7 @@ async fn connect(address: &Address, export: &str, leases: LeaseWish) -> CommandR
         counts_on_one_user: false,
         leases,
         definition: 0,
+        group: None,
     };
     let session = ClientSession::connect(
         Arc::new(ReservedPort(address.clone())),

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, SockRef, Socket, Type};
 
-use crate::load::Sample;
+use crate::load::RunSample;
 use crate::{CommandResult, context, cpu};
 
 /// One message of a stream.
@@ -103,7 +103,7 @@ pub fn serve(setup: Setup<'_>) -> CommandResult {
 }
 
 /// Starts a server and loads it for `time`.
-pub fn run(mode: Mode, time: Duration, setup: Setup<'_>) -> CommandResult<Sample> {
+pub fn run(mode: Mode, time: Duration, setup: Setup<'_>) -> CommandResult<RunSample> {
     let this = std::env::current_exe().map_err(context("own path"))?;
     let mut command = Command::new(this);
     command.arg("tcp-serve").stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -131,7 +131,12 @@ pub fn run(mode: Mode, time: Duration, setup: Setup<'_>) -> CommandResult<Sample
     client
 }
 
-fn drive(child: &mut Child, mode: Mode, time: Duration, setup: Setup<'_>) -> CommandResult<Sample> {
+fn drive(
+    child: &mut Child,
+    mode: Mode,
+    time: Duration,
+    setup: Setup<'_>,
+) -> CommandResult<RunSample> {
     let pid = child.id() as i32;
     let out = child.stdout.take().ok_or("tcp-serve has no output")?;
     let mut port = String::new();
@@ -156,13 +161,13 @@ fn drive(child: &mut Child, mode: Mode, time: Duration, setup: Setup<'_>) -> Com
     let wall = clocks.0.elapsed();
     let served = cpu::of_process(pid).zip(clocks.2).map(|(after, before)| after - before);
     let message_bytes = if mode == Mode::PingPong { ANSWER_BYTES } else { MESSAGE_BYTES };
-    Ok(Sample {
+    Ok(RunSample {
         ops,
         bytes: ops * message_bytes as u64,
         wall,
         app_cpu: cpu::of_this_process() - clocks.1,
         server_cpu: served.unwrap_or_default(),
-        ..Sample::default()
+        ..RunSample::default()
     })
 }
 

@@ -26,7 +26,7 @@ use std::ffi::CString;
 use std::fs;
 use std::path::Path;
 
-use crate::load::{Daemons, Prepare, RunLength, Sample, run};
+use crate::load::{Daemons, Prepare, RunLength, RunSample, run};
 use crate::target::{FileCalls, FileLocation, OpenKind};
 use crate::{CommandResult, context};
 
@@ -164,7 +164,7 @@ pub fn drop_names() -> bool {
 
 impl Run<'_> {
     /// Runs one workload by name.
-    pub fn workload(&self, name: &str) -> CommandResult<Sample> {
+    pub fn workload(&self, name: &str) -> CommandResult<RunSample> {
         match name {
             "stream_write" => self.stream(OpenKind::WriteDirect),
             "stream_read" => self.stream(OpenKind::ReadDirect),
@@ -191,7 +191,7 @@ impl Run<'_> {
         }
     }
 
-    fn stream(&self, how: OpenKind) -> CommandResult<Sample> {
+    fn stream(&self, how: OpenKind) -> CommandResult<RunSample> {
         let blocks = (self.file_bytes / BLOCK_BYTES as u64).max(1);
         run(self.place, self.jobs, self.until, self.daemons, &|target, job| {
             let path = target.path(&file_name(job));
@@ -209,7 +209,7 @@ impl Run<'_> {
     }
 
     /// Each job's whole file, once.
-    fn whole_file(&self, name: &str, how: OpenKind) -> CommandResult<Sample> {
+    fn whole_file(&self, name: &str, how: OpenKind) -> CommandResult<RunSample> {
         let size = name.rsplit('_').next().unwrap_or_default();
         let size = request_bytes(size).ok_or_else(|| format!("{name}: no size such as 4k"))?;
         if !drop_pages() {
@@ -248,7 +248,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn random_pages(&self, how: OpenKind) -> CommandResult<Sample> {
+    fn random_pages(&self, how: OpenKind) -> CommandResult<RunSample> {
         let pages = (self.file_bytes / PAGE_BYTES as u64).max(1);
         run(self.place, self.jobs, self.until, self.daemons, &|target, job| {
             let path = target.path(&file_name(job));
@@ -270,7 +270,7 @@ impl Run<'_> {
         })
     }
 
-    fn zeros(&self) -> CommandResult<Sample> {
+    fn zeros(&self) -> CommandResult<RunSample> {
         run(self.place, self.jobs, self.until, self.daemons, &|_, _| {
             let mut block = Aligned::new(BLOCK_BYTES);
             Ok(Box::new(move |_| {
@@ -280,7 +280,7 @@ impl Run<'_> {
         })
     }
 
-    fn create(&self, write_bytes: usize) -> CommandResult<Sample> {
+    fn create(&self, write_bytes: usize) -> CommandResult<RunSample> {
         self.counted(&|target, _| {
             let paths = names(&*target, NAME_PREFIX, self.names);
             let mut page = Aligned::new(PAGE_BYTES);
@@ -300,7 +300,7 @@ impl Run<'_> {
     fn each_name(
         &self,
         act: &(dyn Fn(&dyn FileCalls, &std::ffi::CStr) -> std::io::Result<()> + Sync),
-    ) -> CommandResult<Sample> {
+    ) -> CommandResult<RunSample> {
         if matches!(self.place, FileLocation::Directory(_)) && !drop_names() {
             eprintln!("dray-bench: may not drop caches: names may be known");
         }
@@ -311,7 +311,7 @@ impl Run<'_> {
     }
 
     /// Stats or opens the same name again and again.
-    fn again(&self, name: &str, open: bool) -> CommandResult<Sample> {
+    fn again(&self, name: &str, open: bool) -> CommandResult<RunSample> {
         self.counted(&|target, _| {
             let path = target.path(name);
             drop(target.open(&path, OpenKind::Read).map_err(context(name))?);
@@ -324,7 +324,7 @@ impl Run<'_> {
         })
     }
 
-    fn readdir(&self, stat: bool) -> CommandResult<Sample> {
+    fn readdir(&self, stat: bool) -> CommandResult<RunSample> {
         let FileLocation::Directory(dir) = self.place else {
             return Err("readdir is for directories".into());
         };
@@ -347,7 +347,7 @@ impl Run<'_> {
     }
 
     /// One thread, `names` operations.
-    fn counted<'e>(&self, prepare: Prepare<'_, 'e>) -> CommandResult<Sample> {
+    fn counted<'e>(&self, prepare: Prepare<'_, 'e>) -> CommandResult<RunSample> {
         run(self.place, 1, RunLength::Count(self.names), self.daemons, prepare)
     }
 }

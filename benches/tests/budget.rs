@@ -3,7 +3,7 @@
 //! together with a word on why.
 
 use dray_bench::alloc::CountingAllocator;
-use dray_bench::counters::{self, Cost};
+use dray_bench::counters::{self, OperationCost};
 use dray_bench::layers;
 
 #[global_allocator]
@@ -57,7 +57,7 @@ const BUDGETS: [Budget; 11] = [
 /// On a busy machine that is in the middle of the counting.
 const SYNCS_MAX: f64 = 0.01;
 
-fn check(cost: &Cost, budget: &Budget) -> Vec<String> {
+fn check(cost: &OperationCost, budget: &Budget) -> Vec<String> {
     let mut figures = vec![
         ("allocations at the client", cost.client_allocations, budget.client_allocations),
         ("allocations at the server", cost.server_allocations, budget.server_allocations),
@@ -88,7 +88,7 @@ fn calls_stay_within_their_budget() {
 
 #[test]
 fn a_call_over_its_budget_is_noticed() {
-    let cost = Cost {
+    let cost = OperationCost {
         op: "read_4k",
         client_allocations: 2.0,
         server_allocations: 5.0,

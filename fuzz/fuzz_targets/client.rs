@@ -46,7 +46,8 @@ fuzz_target!(|bytes: &[u8]| {
             caches: false,
             counts_on_one_user: false,
             leases: LeaseWish::No,
- definition: 0,
+            definition: 0,
+            group: None,
         };
         let connected = ClientSession::connect(connector, options, SessionMemory::heap());
         let connected = dray_rt::timeout(TIMEOUT * 20, connected).await;

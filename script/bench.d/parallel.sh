@@ -17,7 +17,7 @@ STRIPE_FILE_MIB=${STRIPE_FILE_MIB:-256}
 SIZES=${SIZES:-4k 8k 16k 32k 64k 128k 256k 512k 1m}
 STRIPE_SIZES=${STRIPE_SIZES:-2k 8k 32k 128k 512k 1m}
 OPENERS=${OPENERS:-512}
-PARTS=${PARTS:-single clients opens placement stripe aggregate}
+PARTS=${PARTS:-single clients opens placement failover stripe aggregate}
 
 bench_parallel() {
     build_all
@@ -71,7 +71,8 @@ mount_target() {
 }
 
 # serve_projection NAME LAYOUT COUNT DIRECTORY: COUNT servers. `%n` in the directory is the number of a
-# server with a disk of its own. Pids are in $SERVERS, the target in $TARGET.
+# server with a disk of its own. With $etcd_url they take over from each other. Pids are in $SERVERS,
+# the target in $TARGET.
 serve_projection() {
     local name=$1 layout=$2 count=$3 path=$4 number ports=() list="" port
     local file=$WORK/$name.toml
@@ -81,16 +82,27 @@ serve_projection() {
         ports+=("$port")
         list+="${list:+, }'tcp://127.0.0.1:$port'"
     done
-    printf "[projection.data]\nlayout = '%s'\nservers = [%s]\npath = '%s'\nstripe = '64K'\n%s\n" \
-        "$layout" "$list" "$path" "export = { squash = 'none' }" >"$file"
+    local cluster=""
+    [ -z "${etcd_url:-}" ] || cluster="[cluster]
+etcd = ['$etcd_url']
+"
+    printf "%s[projection.data]\nlayout = '%s'\nservers = [%s]\npath = '%s'\nstripe = '64K'\n%s\n" \
+        "$cluster" "$layout" "$list" "$path" "export = { squash = 'none' }" >"$file"
     SERVERS=()
-    for port in "${ports[@]}"; do
-        start "$name.$port" "$DRAY" serve --projections "$file" --server "tcp://127.0.0.1:$port" \
-            --listen "tcp://127.0.0.1:$port" --state "$WORK/state.$name.$port"
-        SERVERS+=("$STARTED")
-        wait_for 10 listens "$port"
-    done
+    PORTS=("${ports[@]}")
+    PROJECTION=$name
+    for ((number = 0; number < count; number++)); do serve_again "$number"; done
     TARGET=dray://127.0.0.1:${ports[0]}/data
+}
+
+# serve_again NUMBER: starts this server of the projection that was served last.
+serve_again() {
+    local port=${PORTS[$1]}
+    start "$PROJECTION.$port" "$DRAY" serve --projections "$WORK/$PROJECTION.toml" \
+        --server "tcp://127.0.0.1:$port" --listen "tcp://127.0.0.1:$port" \
+        --state "$WORK/state.$PROJECTION.$port"
+    SERVERS[$1]=$STARTED
+    wait_for 10 listens "$port"
 }
 
 # loads SIZES: writes and reads of each size.
@@ -184,6 +196,34 @@ part_placement() {
         measure placed "$round" --dir "$WORK/placed" --secs "$SECS" $placed $loads
         [ $((round % 2)) = 0 ] || measure serial "$round" --dir "$WORK/serial" --secs "$SECS" $serial $loads
     done
+}
+
+# One of three servers is killed: how long the slowest application stands still, until the others have its
+# share.
+part_failover() {
+    local round load server=0
+    . script/lib/etcd.sh
+    install_packages python3 etcd-server
+    mkdir "$STORE/failover"
+    chmod 777 "$STORE/failover"
+    start_etcd "$WORK/etcd" "$(free_port $((21500 + RANDOM % 500)))" || exit 1
+    defer "kill -KILL $etcd_pid 2>/dev/null"
+    serve_projection failover cluster 3 "$STORE/failover"
+    wait_for_slices 6 || exit 1
+    mount_target "$TARGET" failover
+    for ((round = 0; round < ROUNDS; round++)); do
+        mkdir "$WORK/failover/$round"
+        python3 script/lib/longest_pause.py "$WORK/failover/$round" 8 >"$WORK/pause" &
+        load=$!
+        sleep 2
+        server=$(((server + 1) % 3))
+        kill -KILL "${SERVERS[$server]}"
+        wait "$load" || { say "an application saw an error"; exit 1; }
+        put failover failover_s "$round" "$(cat "$WORK/pause")" s
+        serve_again "$server"
+        wait_for_slices 6 || exit 1
+    done
+    etcd_url=
 }
 
 # Figure 11: one file over the disks of one, two and four servers.

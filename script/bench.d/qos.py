@@ -1,7 +1,7 @@
 """The loads of `script/bench qos`. qos.py MOUNT MOUNT; prints JSON lines.
 
 Environment: DRAY (the command), STATE (the server's state directory), SERVER (its processes), RATE_MIB,
-SECS, ROUNDS. Root: users are made by setresuid of threads.
+SECS, ROUNDS, PARTS (victim share idle overhead jain change; all of them). Root: users are made by setresuid of threads.
 """
 
 import ctypes
@@ -201,32 +201,44 @@ def part_victim(mounts):
     put("qos_victim_p99_ratio_without", statistics.median(without), "ratio")
 
 
-def part_share(mounts):
-    rules([WHOLE, ("heavy", f"match.user={VICTIM}", "weight=3"), ("light", f"match.user={AGGRESSOR}")])
+def share_error(mounts, wanted):
+    """The largest error of a share of three to one in any second. The one of less weight has more calls, and
+    smaller ones, so that only rules can give that share."""
+    rules(wanted)
     load = Load()
     for number in range(8):
         load.add(VICTIM, writer(f"{mounts[0]}/heavy{number}"))
-        load.add(AGGRESSOR, writer(f"{mounts[1]}/light{number}"))
+    for number in range(16):
+        load.add(AGGRESSOR, writer(f"{mounts[1]}/light{number}", MIB // 4))
     begun = time.monotonic() + 0.5
     seen = load.run(4.6)
     errors = []
     for second in range(4):
-        done = [sum(size for at, _, size in seen[uid] if 0 <= at - begun - second < 1) for uid in (VICTIM, AGGRESSOR)]
+        # As the weights count: 32 KiB for each call, and its data.
+        done = [sum(size + (32 << 10) for at, _, size in seen[uid] if 0 <= at - begun - second < 1)
+                for uid in (VICTIM, AGGRESSOR)]
         errors.append(abs(done[0] / sum(done) - 0.75) / 0.75)
-    put("qos_share_error", max(errors), "part")
+    return max(errors)
+
+
+def part_share(mounts):
+    named = [("heavy", f"match.user={VICTIM}", "weight=3"), ("light", f"match.user={AGGRESSOR}")]
+    put("qos_share_error", share_error(mounts, [WHOLE, *named]), "part")
+    put("qos_share_error_without", share_error(mounts, []), "part")
 
 
 def part_idle(mounts):
     """The throughput of one user, the others idle, with rules and without; no limit."""
     ratios = []
-    for _ in range(ROUNDS):
-        rates = []
-        for wanted in ([], [USERS]):
-            rules(wanted)
+    for number in range(2 * ROUNDS):
+        rates = {}
+        # In turn: what comes second finds another machine.
+        for arm in (0, 1) if number % 2 else (1, 0):
+            rules([USERS] if arm else [])
             load = Load()
-            for number in range(4):
-                load.add(VICTIM, writer(f"{mounts[0]}/idle{number}"))
-            rates.append(rate(load.run(SECS)[VICTIM], SECS))
+            for writers in range(4):
+                load.add(VICTIM, writer(f"{mounts[0]}/idle{writers}"))
+            rates[arm] = rate(load.run(SECS)[VICTIM], SECS)
         ratios.append(rates[1] / rates[0])
     put("qos_idle_efficiency", statistics.median(ratios), "ratio")
 
@@ -282,8 +294,11 @@ def main():
     mounts = sys.argv[1:]
     make(f"{mounts[0]}/small", 4096)
     make(f"{mounts[0]}/large", 2 * MIB)
-    for part in (part_victim, part_share, part_idle, part_overhead, part_jain, part_change):
-        part(mounts)
+    parts = [part_victim, part_share, part_idle, part_overhead, part_jain, part_change]
+    wanted = os.environ.get("PARTS", "").split()
+    for part in parts:
+        if not wanted or part.__name__.removeprefix("part_") in wanted:
+            part(mounts)
 
 
 main()

@@ -141,10 +141,12 @@ serve() {
 }
 
 # define_cluster DIR LAYOUT [STRIPE]: the projection `scratch` over three servers of DIR, in
-# $scratch/projections.toml.
+# $scratch/projections.toml. With $etcd_url they take over from each other.
 define_cluster() {
     cluster_pids=()
     cat >"$scratch/projections.toml" <<TOML
+${etcd_url:+[cluster]
+etcd = [\"$etcd_url\"]}
 [projection.scratch]
 layout = "$2"
 ${3:+stripe = \"$3\"}

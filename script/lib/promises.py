@@ -25,7 +25,7 @@ Other tests cover many promises at once:
 
 - The conformance suite (`conformance/suite`) runs on the memory backend, on the simulated disk, and on the
   posix backend over tmpfs, ext4, xfs, btrfs and overlay. It also runs over rpc, with and without broken
-  connections (`crates/testkit/tests/suite.rs`, `file_systems.rs`, `stacks.rs`).
+  connections (`suite.rs`, `file_systems.rs` and `stacks.rs` in `crates/testkit/tests`).
 - Generated sequences of calls run on the same stacks and through real mounts (`model.rs`, `mounts.rs`). A
   reference model checks each answer. Up to three clients take part, with interleaved calls.
 - Sequences that failed once are kept in `regressions.rs`.

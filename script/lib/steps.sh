@@ -19,6 +19,8 @@ step_format() {
 step_lint() {
     component clippy clippy
     lint_scripts
+    lint_test_files
+    python3 script/lib/type_names.py .
     script/promises --check
     script/prose --check
     cargo clippy --workspace --all-targets --locked -- -D warnings
@@ -45,6 +47,21 @@ lint_scripts() {
     shellcheck packaging/debian/*
 }
 
+# lint_test_files: who adds a test file beside a main.rs and does not name it there would have a test
+# that nobody compiles.
+lint_test_files() {
+    local main module lost=
+    for main in {crates/*,benches}/tests/*/main.rs; do
+        [ -e "$main" ] || continue
+        while read -r module; do
+            grep -qx "mod $module;" "$main" || { echo "$main lacks \`mod $module;\`"; lost=yes; }
+        done < <(cd "$(dirname "$main")" && find . -maxdepth 2 \
+            \( -path './*/mod.rs' -o ! -path './*/*' -name '*.rs' ! -name main.rs \) -printf '%P\n' |
+            sed 's,/mod\.rs$,,; s,\.rs$,,')
+    done
+    [ -z "$lost" ]
+}
+
 step_deny() { script/deny; }
 
 # with_rings: tests use FUSE over io_uring where it is switched on. script/test puts the switch
@@ -57,17 +74,23 @@ with_rings() {
 }
 
 # The test programs that compute most: they run optimised, in the step `simulator`.
-simulations=(sabotage simulator stacks)
+simulations=(sabotage simulator stacks model_checks)
 
-# Unit, integration and model tests. Tests that need a mounted dray are the step `mounts`.
-step_unit() {
+# need_for_tests: what tests use besides dray.
+need_for_tests() {
     need e2fsprogs acl attr fuse3 iproute2 python3 make binutils ||
         echo "e2fsprogs, acl, attr, fuse3, iproute2, python3, make or binutils are missing: tests may fail"
     need xfsprogs btrfs-progs || echo "tests on xfs and btrfs are left out"
     need bindfs || echo "a test on bindfs is left out"
     need etcd-server || echo "tests of failover are left out"
+}
+
+# Unit and integration tests. Tests that need a mounted dray are the step `mounts`.
+step_unit() {
+    need_for_tests
     with_rings
-    local failed=
+    # What computes is the step `simulator`. These tests wait for more than a third of their time.
+    local failed='' jobs=$(($(nproc) * 3 / 2))
     run_test_programs "$(IFS=,; echo "${simulations[*]}")" test --workspace --no-run || failed=yes
     cargo test --workspace --locked --doc
     [ -z "$failed" ]
@@ -77,14 +100,13 @@ step_unit() {
 test_program_limit=600
 
 # run_test_programs WITHOUT COMMAND ARGUMENT...: those that cargo makes with this command and these
-# arguments, but for those named in WITHOUT. As many at a time as there are CPUs: they wait for half
-# of their time.
+# arguments, but for those named in WITHOUT. As many at a time as there are CPUs, or as $jobs says.
 run_test_programs() {
     local without=$1 made
     shift
     need python3 || echo "python3 is missing: it runs the test programs"
     made=$(cargo "$@" --locked --message-format=json-render-diagnostics) || return
-    python3 script/lib/test_programs.py "$(nproc)" "$without" \
+    python3 script/lib/test_programs.py "${jobs:-$(nproc)}" "$without" \
         "$root/script/lib/limited.sh" "$test_program_limit" <<<"$made"
 }
 
@@ -124,8 +146,11 @@ step_guest() {
         skip_step "no emulator, or no kernel $guest_series of Debian, within $guest_made_within s"
 }
 
-# The simulator's smoke, a server that breaks its promises, and the model sequences through stacks.
-step_simulator() { run_test_programs "" "${optimised[@]}"; }
+# The simulator's smoke, a server that breaks its promises, and stacks that are compared with the model.
+step_simulator() {
+    need_for_tests
+    run_test_programs "" "${optimised[@]}"
+}
 
 # Generated sequences through real mounts, on both transports.
 step_mounts() {

@@ -21,7 +21,7 @@ const CROWDS: [usize; 4] = [10, 100, 1000, 4000];
 
 /// What they all want.
 #[derive(Clone, Copy, Debug)]
-enum Wish {
+enum ContendedOperation {
     Create,
     Rename,
     Append,
@@ -30,13 +30,13 @@ enum Wish {
     WriteLarge,
 }
 
-const WISHES: [(&str, Wish); 6] = [
-    ("create", Wish::Create),
-    ("rename", Wish::Rename),
-    ("append", Wish::Append),
-    ("lock", Wish::Lock),
-    ("read", Wish::Read),
-    ("write256k", Wish::WriteLarge),
+const WISHES: [(&str, ContendedOperation); 6] = [
+    ("create", ContendedOperation::Create),
+    ("rename", ContendedOperation::Rename),
+    ("append", ContendedOperation::Append),
+    ("lock", ContendedOperation::Lock),
+    ("read", ContendedOperation::Read),
+    ("write256k", ContendedOperation::WriteLarge),
 ];
 
 impl Many {
@@ -69,7 +69,7 @@ impl Many {
         receiver.recv().map_err(context("the shared file"))
     }
 
-    fn contend(&self, (name, wish): (&str, Wish), crowd: usize, shared: FileId) {
+    fn contend(&self, (name, wish): (&str, ContendedOperation), crowd: usize, shared: FileId) {
         let rounds = (OPERATIONS / crowd).max(1);
         self.crowd
             .begin(0..crowd, move |member, report| prepare(member, report, wish, shared))
@@ -96,18 +96,20 @@ impl Many {
 async fn prepare(
     member: Arc<GroupMember>,
     mut report: MemberReport,
-    wish: Wish,
+    wish: ContendedOperation,
     shared: FileId,
 ) -> MemberReport {
     let cx = Context::system();
     let file = match wish {
-        Wish::Create => return report,
-        Wish::Append | Wish::Lock | Wish::Read => {
+        ContendedOperation::Create => return report,
+        ContendedOperation::Append | ContendedOperation::Lock | ContendedOperation::Read => {
             report.step(member.fs.open(&cx, shared, OpenHow::READ_WRITE)).await
         }
-        Wish::Rename | Wish::WriteLarge => report.step(make(&member, &own_name(&member, 0))).await,
+        ContendedOperation::Rename | ContendedOperation::WriteLarge => {
+            report.step(make(&member, &own_name(&member, 0))).await
+        }
     };
-    if let (Wish::WriteLarge, Some(file)) = (wish, &file) {
+    if let (ContendedOperation::WriteLarge, Some(file)) = (wish, &file) {
         // So that the memory below is there, and no part of what is measured.
         report.step(file.write(&cx, Write::at(0), Buf::from(&LARGE_DATA[..]))).await;
     }
@@ -122,18 +124,18 @@ fn own_name(member: &GroupMember, round: usize) -> String {
 async fn contend(
     member: Arc<GroupMember>,
     mut report: MemberReport,
-    wish: Wish,
+    wish: ContendedOperation,
     rounds: usize,
 ) -> MemberReport {
     let (cx, root) = (Context::system(), member.fs.info().root);
     let file = member.files().first().cloned();
     for round in 0..rounds {
         match (wish, &file) {
-            (Wish::Create, _) => {
+            (ContendedOperation::Create, _) => {
                 let made = report.step(make(&member, &own_name(&member, round))).await;
                 made.into_iter().for_each(|file| member.keep(file));
             }
-            (Wish::Rename, _) => {
+            (ContendedOperation::Rename, _) => {
                 let (from, to) = (own_name(&member, round), own_name(&member, round + 1));
                 let (Ok(from), Ok(to)) = (Name::new(from.as_bytes()), Name::new(to.as_bytes()))
                 else {
@@ -142,22 +144,22 @@ async fn contend(
                 let how = RenameHow::Replace;
                 report.step(member.fs.rename(&cx, (root, from), (root, to), how)).await;
             }
-            (Wish::Append, Some(file)) => {
+            (ContendedOperation::Append, Some(file)) => {
                 let how = Write { append: true, ..Write::default() };
                 report.step(file.write(&cx, how, Buf::from(&[7; 100][..]))).await;
             }
-            (Wish::Lock, Some(file)) => {
+            (ContendedOperation::Lock, Some(file)) => {
                 report.step(file.lock(&cx, lock(LockKind::Exclusive, 0), true)).await;
                 let given_back = file.lock(&cx, lock(LockKind::Unlock, 0), false).await;
                 report.failures.extend(given_back.err().map(|error| error.to_string()));
             }
-            (Wish::Read, Some(file)) => {
+            (ContendedOperation::Read, Some(file)) => {
                 let read = async {
                     file.read(&cx, 0, BufMut::heap(4096)).await.map_err(|(error, _)| error)
                 };
                 report.step(read).await;
             }
-            (Wish::WriteLarge, Some(file)) => {
+            (ContendedOperation::WriteLarge, Some(file)) => {
                 let data = Buf::from(&LARGE_DATA[..]);
                 report.step(file.write(&cx, Write::at(0), data)).await;
             }

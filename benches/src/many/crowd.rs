@@ -267,6 +267,7 @@ async fn connect_one(
             counts_on_one_user: false,
             leases: LeaseWish::No,
             definition: 0,
+            group: None,
         };
         match ClientSession::connect(link.clone(), options, SessionMemory::heap()).await {
             Ok(session) => {

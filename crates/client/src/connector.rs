@@ -7,7 +7,9 @@ use std::time::Duration;
 use dray_core::FsInfo;
 use dray_fabric::{Connect, ConnectFrom, ConnectInTurn};
 use dray_rpc::auth::Key;
-use dray_rpc::client::{ClientOptions, ClientSession, ConnectError, LeaseWish, SessionMemory};
+use dray_rpc::client::{
+    ClientOptions, ClientSession, ConnectError, LeaseWish, SessionGroup, SessionMemory,
+};
 
 use crate::target::Target;
 
@@ -32,6 +34,8 @@ pub struct ConnectOptions {
     pub leases: LeaseWish,
     /// Fingerprint of the definition of the projection by which files are placed; 0: none is known.
     pub definition: u64,
+    /// All sessions of the mount, where there is one for each slice of a projection.
+    pub group: Option<Arc<SessionGroup>>,
 }
 
 /// Begins a session with the server of `target`, served by the calling task's executor.
@@ -122,6 +126,7 @@ fn session_options(export: &str, options: &ConnectOptions) -> ClientOptions {
         // The servers of a projection do not recall what others of them have leased.
         leases: if options.definition == 0 { options.leases } else { LeaseWish::No },
         definition: options.definition,
+        group: options.group.clone(),
     }
 }
 

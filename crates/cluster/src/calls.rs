@@ -11,16 +11,16 @@ use etcd_client::{
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::control::{CallKind, Order, Reply};
-use crate::records::{self, DrainRecord, QuiesceRecord, SliceRecord};
-use crate::shared::Shared;
+use crate::control::{CallKind, ControlReply, Order};
+use crate::records::{self, DrainRecord, QuiesceRecord, QuietRecord, SliceRecord};
+use crate::shared::ClusterShared;
 
 /// Calls of one slice that may wait. A server has a few under way.
 const CALLS_MAX: usize = 64;
 
 /// A call that waits, and where its outcome goes.
 type Waiting<T> = (T, ReplySender);
-pub(crate) type ReplySender = oneshot::Sender<io::Result<Reply>>;
+pub(crate) type ReplySender = oneshot::Sender<io::Result<ControlReply>>;
 
 enum SliceCall {
     Look,
@@ -29,7 +29,7 @@ enum SliceCall {
 
 /// Carries out calls until nobody makes any more, or until this server leaves: who wants to know.
 pub(crate) async fn take_orders(
-    shared: &Arc<Shared>,
+    shared: &Arc<ClusterShared>,
     mut orders: mpsc::Receiver<Order>,
 ) -> Option<ReplySender> {
     let mut slices: HashMap<String, mpsc::Sender<Waiting<SliceCall>>> = HashMap::new();
@@ -53,6 +53,9 @@ pub(crate) async fn take_orders(
             CallKind::Quiesce(quiesced) => {
                 tokio::spawn(answer(reply, quiesce(shared.clone(), quiesced)));
             }
+            CallKind::Quiet(asked) => {
+                tokio::spawn(answer(reply, quiet(shared.clone(), asked)));
+            }
             CallKind::Leave => return Some(reply),
         }
     }
@@ -60,7 +63,7 @@ pub(crate) async fn take_orders(
 }
 
 async fn answer(reply: ReplySender, call: impl Future<Output = io::Result<()>>) {
-    let _ = reply.send(call.await.map(|()| Reply::Done)); // whoever asked may have gone
+    let _ = reply.send(call.await.map(|()| ControlReply::Done)); // whoever asked may have gone
 }
 
 /// What an error of etcd is to our callers.
@@ -73,7 +76,7 @@ pub(crate) fn failed(error: Error) -> io::Error {
 
 /// A call by the connection that there is, or that there will be soon. Errors: there is none, or no
 /// answer in time.
-async fn by_client<T, F>(shared: &Shared, call: impl FnOnce(Client) -> F) -> io::Result<T>
+async fn by_client<T, F>(shared: &ClusterShared, call: impl FnOnce(Client) -> F) -> io::Result<T>
 where
     F: Future<Output = Result<T, Error>>,
 {
@@ -90,7 +93,7 @@ where
 }
 
 /// The mark goes with the lease of the server that is drained.
-async fn drain(shared: Arc<Shared>, server: ServerNumber, drained: bool) -> io::Result<()> {
+async fn drain(shared: Arc<ClusterShared>, server: ServerNumber, drained: bool) -> io::Result<()> {
     let (mark, member) = (shared.keys.drained(server), shared.keys.member(server));
     if !drained {
         let delete = |client: Client| async move { client.kv_client().delete(mark, None).await };
@@ -107,7 +110,7 @@ async fn drain(shared: Arc<Shared>, server: ServerNumber, drained: bool) -> io::
     by_client(&shared, put).await.map(drop)
 }
 
-async fn quiesce(shared: Arc<Shared>, quiesced: bool) -> io::Result<()> {
+async fn quiesce(shared: Arc<ClusterShared>, quiesced: bool) -> io::Result<()> {
     let key = shared.keys.quiesced();
     if !quiesced {
         return by_client(
@@ -119,22 +122,34 @@ async fn quiesce(shared: Arc<Shared>, quiesced: bool) -> io::Result<()> {
     }
     let (by, since) = (shared.options.server.clone(), dray_rt::wall_clock().as_secs());
     let record = records::written(QuiesceRecord { by, since });
-    by_client(&shared, |client| async move { client.kv_client().put(key, record, None).await })
-        .await
-        .map(drop)
+    // A mark that is there already stays, with what servers have done for it.
+    let absent = Compare::create_revision(&*key, CompareOp::Equal, 0);
+    let txn = Txn::new().when([absent]).and_then([TxnOp::put(key, record, None)]);
+    by_client(&shared, |client| async move { client.kv_client().txn(txn).await }).await.map(drop)
+}
+
+/// It goes with the lease of this server.
+async fn quiet(shared: Arc<ClusterShared>, Revision(quiesced): Revision) -> io::Result<()> {
+    let key = shared.keys.quiet(shared.options.me);
+    let lease = shared.lease_id().ok_or(io::ErrorKind::NotConnected)?;
+    let record = records::written(QuietRecord { quiesced });
+    let put = |client: Client| async move {
+        client.kv_client().put(key, record, Some(PutOptions::new().with_lease(lease))).await
+    };
+    by_client(&shared, put).await.map(drop)
 }
 
 /// A value of a slice's key.
-struct Found {
+struct StoredValue {
     value: Vec<u8>,
     revision: Revision,
 }
 
-impl Found {
-    fn of(answer: &GetResponse) -> Option<Found> {
+impl StoredValue {
+    fn of(answer: &GetResponse) -> Option<StoredValue> {
         let found = answer.kvs().first()?;
         let revision = Revision(found.mod_revision().unsigned_abs());
-        Some(Found { value: found.value().to_vec(), revision })
+        Some(StoredValue { value: found.value().to_vec(), revision })
     }
 
     fn state(&self) -> io::Result<(SliceState, Revision)> {
@@ -144,7 +159,7 @@ impl Found {
 
 /// The calls of one slice.
 struct Slice {
-    shared: Arc<Shared>,
+    shared: Arc<ClusterShared>,
     name: String,
     key: String,
     /// A change of this revision's state was asked for, and nobody knows whether it was made, or will be.
@@ -152,7 +167,7 @@ struct Slice {
 }
 
 impl Slice {
-    fn new(shared: Arc<Shared>, name: String) -> Slice {
+    fn new(shared: Arc<ClusterShared>, name: String) -> Slice {
         Slice { key: shared.keys.slice(&name), shared, name, uncertain: None }
     }
 
@@ -162,11 +177,11 @@ impl Slice {
         }
     }
 
-    async fn carry_out(&mut self, call: SliceCall) -> io::Result<Reply> {
+    async fn carry_out(&mut self, call: SliceCall) -> io::Result<ControlReply> {
         self.settle().await?;
         match call {
-            SliceCall::Look => self.look().await.map(Reply::Slice),
-            SliceCall::Change(change) => self.change(change).await.map(Reply::Made),
+            SliceCall::Look => self.look().await.map(ControlReply::Slice),
+            SliceCall::Change(change) => self.change(change).await.map(ControlReply::Made),
         }
     }
 
@@ -225,7 +240,7 @@ impl Slice {
             return Ok(true);
         }
         if let Some(TxnOpResponse::Get(found)) = answer.op_responses().first() {
-            self.heard(Found::of(found).and_then(|found| found.state().ok()));
+            self.heard(StoredValue::of(found).and_then(|found| found.state().ok()));
         }
         Ok(false)
     }
@@ -243,13 +258,13 @@ impl Slice {
     }
 
     /// As it is now.
-    async fn get(&self) -> io::Result<Option<Found>> {
+    async fn get(&self) -> io::Result<Option<StoredValue>> {
         let key = self.key.clone();
         let got =
             by_client(
                 &self.shared,
                 |client| async move { client.kv_client().get(key, None).await },
             );
-        Ok(Found::of(&got.await?))
+        Ok(StoredValue::of(&got.await?))
     }
 }

@@ -10,12 +10,12 @@ use etcd_client::{
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::join::{self, JoinRefusal, Joined};
-use crate::shared::{Phase, Shared};
-use crate::view::Entry;
+use crate::shared::{ClusterShared, JoinPhase};
+use crate::view::EtcdEntry;
 
 /// Why a connection is given up.
 #[derive(Debug)]
-pub(crate) enum Lost {
+pub(crate) enum MembershipLoss {
     /// The connection does not work, or etcd behind it.
     Connection(String),
     /// The lease is over.
@@ -26,33 +26,37 @@ pub(crate) enum Lost {
     Refused(JoinRefusal),
 }
 
-impl Lost {
-    pub(crate) fn because(why: impl fmt::Display) -> Lost {
-        Lost::Connection(why.to_string())
+impl MembershipLoss {
+    pub(crate) fn because(why: impl fmt::Display) -> MembershipLoss {
+        MembershipLoss::Connection(why.to_string())
     }
 }
 
-impl From<Error> for Lost {
-    fn from(error: Error) -> Lost {
+impl From<Error> for MembershipLoss {
+    fn from(error: Error) -> MembershipLoss {
         match error {
             // In words, not as a structure with all headers.
-            Error::GRpcStatus(status) => Lost::because(status.message()),
-            other => Lost::because(other),
+            Error::GRpcStatus(status) => MembershipLoss::because(status.message()),
+            other => MembershipLoss::because(other),
         }
     }
 }
 
 /// Limits a call to the time that a member of etcd has for it.
 async fn in_time<T>(
-    shared: &Shared,
-    call: impl Future<Output = Result<T, Lost>>,
-) -> Result<T, Lost> {
-    let late = |_| Lost::because("no answer in time");
+    shared: &ClusterShared,
+    call: impl Future<Output = Result<T, MembershipLoss>>,
+) -> Result<T, MembershipLoss> {
+    let late = |_| MembershipLoss::because("no answer in time");
     timeout(shared.call_max(), call).await.map_err(late)?
 }
 
 /// Keeps the lease, or begins one, and hears what happens, until one of that fails.
-pub(crate) async fn serve(shared: &Shared, url: &str, client: Client) -> Result<Infallible, Lost> {
+pub(crate) async fn serve(
+    shared: &ClusterShared,
+    url: &str,
+    client: Client,
+) -> Result<Infallible, MembershipLoss> {
     let (keeper, answers) = match shared.lease_id() {
         Some(id) => in_time(shared, keeper_of(shared, &client, id)).await?,
         None => begin(shared, &client).await?,
@@ -61,9 +65,9 @@ pub(crate) async fn serve(shared: &Shared, url: &str, client: Client) -> Result<
     shared.change_view(|view| (view.etcd, view.trouble) = (Some(url.to_owned()), None));
     shared.client.send_replace(Some(client.clone()));
     shared.phase.send_if_modified(|phase| {
-        let first = !matches!(phase, Phase::Joined);
+        let first = !matches!(phase, JoinPhase::Joined);
         if first {
-            *phase = Phase::Joined;
+            *phase = JoinPhase::Joined;
         }
         first
     });
@@ -75,14 +79,17 @@ pub(crate) async fn serve(shared: &Shared, url: &str, client: Client) -> Result<
 
 /// Becomes a member by a new lease.
 async fn begin(
-    shared: &Shared,
+    shared: &ClusterShared,
     client: &Client,
-) -> Result<(LeaseKeeper, LeaseKeepAliveStream), Lost> {
+) -> Result<(LeaseKeeper, LeaseKeepAliveStream), MembershipLoss> {
     let asked_s = i64::try_from(shared.options.ttl.as_secs()).unwrap_or(i64::MAX);
     let granting = async { Ok(client.lease_client().grant(asked_s, None).await?) };
     let granted = in_time(shared, granting).await?;
     if granted.ttl() < asked_s {
-        return Err(Lost::because(format!("etcd grants a lease of {} s only", granted.ttl())));
+        return Err(MembershipLoss::because(format!(
+            "etcd grants a lease of {} s only",
+            granted.ttl()
+        )));
     }
     if granted.ttl() > asked_s {
         log::warn!(
@@ -96,11 +103,11 @@ async fn begin(
         Joined::Member => shared.set_lease_id(Some(granted.id())),
         Joined::Later(what) => {
             let _ = client.lease_client().revoke(granted.id()).await; // it ends by itself
-            return Err(Lost::Waits(what));
+            return Err(MembershipLoss::Waits(what));
         }
         Joined::Never(why) => {
             let _ = client.lease_client().revoke(granted.id()).await;
-            return Err(Lost::Refused(why));
+            return Err(MembershipLoss::Refused(why));
         }
     }
     // Who is there has to be known before this server acts as a member.
@@ -111,10 +118,10 @@ async fn begin(
 
 /// The first keepalive of a connection.
 async fn keeper_of(
-    shared: &Shared,
+    shared: &ClusterShared,
     client: &Client,
     lease: i64,
-) -> Result<(LeaseKeeper, LeaseKeepAliveStream), Lost> {
+) -> Result<(LeaseKeeper, LeaseKeepAliveStream), MembershipLoss> {
     let sent = dray_rt::now();
     match client.lease_client().keep_alive(lease).await {
         Ok(keeper) => {
@@ -122,7 +129,7 @@ async fn keeper_of(
             Ok(keeper)
         }
         // So the crate says that etcd does not know it.
-        Err(Error::LeaseKeepAliveError(_)) => Err(Lost::Lease),
+        Err(Error::LeaseKeepAliveError(_)) => Err(MembershipLoss::Lease),
         Err(other) => Err(other.into()),
     }
 }
@@ -130,10 +137,10 @@ async fn keeper_of(
 /// Says that this server is there, one keepalive at a time. So an answer is never taken for that of a
 /// keepalive that was sent later.
 async fn keep_alive(
-    shared: &Shared,
+    shared: &ClusterShared,
     mut keeper: LeaseKeeper,
     mut answers: LeaseKeepAliveStream,
-) -> Result<Infallible, Lost> {
+) -> Result<Infallible, MembershipLoss> {
     let mut ticks = interval(shared.keep_alive_every());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.tick().await; // the first one is over at once, and has been sent
@@ -146,19 +153,19 @@ async fn keep_alive(
         };
         match in_time(shared, asked).await? {
             Some(answer) if answer.ttl() > 0 => shared.lease.prolong(sent),
-            Some(_) => return Err(Lost::Lease),
-            None => return Err(Lost::because("etcd ended the stream of keepalives")),
+            Some(_) => return Err(MembershipLoss::Lease),
+            None => return Err(MembershipLoss::because("etcd ended the stream of keepalives")),
         }
     }
 }
 
 /// Everything as it is now. Answers its revision.
-async fn load(shared: &Shared, client: &Client) -> Result<i64, Lost> {
+async fn load(shared: &ClusterShared, client: &Client) -> Result<i64, MembershipLoss> {
     let prefix = Some(GetOptions::new().with_prefix());
     let all = client.kv_client().get(shared.keys.prefix(), prefix).await?;
     let revision = all.header().map_or(0, |header| header.revision());
     shared.change_view(|view| {
-        let entries = all.kvs().iter().map(|found| Entry {
+        let entries = all.kvs().iter().map(|found| EtcdEntry {
             key: found.key(),
             value: found.value(),
             revision: found.mod_revision().unsigned_abs(),
@@ -169,7 +176,7 @@ async fn load(shared: &Shared, client: &Client) -> Result<i64, Lost> {
 }
 
 /// Hears all that happens.
-async fn hear(shared: &Shared, client: &Client) -> Result<Infallible, Lost> {
+async fn hear(shared: &ClusterShared, client: &Client) -> Result<Infallible, MembershipLoss> {
     let revision = in_time(shared, load(shared, client)).await?;
     let options = WatchOptions::new().with_prefix().with_start_revision(revision + 1);
     let watching =
@@ -178,10 +185,13 @@ async fn hear(shared: &Shared, client: &Client) -> Result<Infallible, Lost> {
     let mine = shared.keys.member(shared.options.me);
     loop {
         let Some(heard) = stream.message().await? else {
-            return Err(Lost::because("etcd ended the stream of changes"));
+            return Err(MembershipLoss::because("etcd ended the stream of changes"));
         };
         if heard.canceled() {
-            return Err(Lost::because(format!("etcd ended the watch: {}", heard.cancel_reason())));
+            return Err(MembershipLoss::because(format!(
+                "etcd ended the watch: {}",
+                heard.cancel_reason()
+            )));
         }
         let mut is_gone = false;
         shared.change_view(|view| {
@@ -191,7 +201,7 @@ async fn hear(shared: &Shared, client: &Client) -> Result<Infallible, Lost> {
                 match event.event_type() {
                     EventType::Put => {
                         let (key, value) = (found.key(), found.value());
-                        view.put(&shared.keys, &Entry { key, value, revision });
+                        view.put(&shared.keys, &EtcdEntry { key, value, revision });
                         is_gone &= found.key() != mine.as_bytes();
                     }
                     EventType::Delete => {
@@ -205,7 +215,7 @@ async fn hear(shared: &Shared, client: &Client) -> Result<Infallible, Lost> {
         if is_gone {
             // Others may take over now, whatever the lease says.
             shared.lease.give_up();
-            return Err(Lost::Lease);
+            return Err(MembershipLoss::Lease);
         }
     }
 }

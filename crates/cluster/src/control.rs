@@ -12,8 +12,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 
 use crate::calls;
-use crate::connection::{self, Lost};
-use crate::shared::{Phase, Shared};
+use crate::connection::{self, MembershipLoss};
+use crate::shared::{ClusterShared, JoinPhase};
 
 /// Threads for the names of etcd's members, which the resolver of libc looks up.
 const RESOLVERS_MAX: usize = 2;
@@ -25,7 +25,7 @@ const LEAVE_MAX: Duration = Duration::from_secs(1);
 /// A call of another thread.
 pub(crate) struct Order {
     pub(crate) kind: CallKind,
-    pub(crate) reply: oneshot::Sender<io::Result<Reply>>,
+    pub(crate) reply: oneshot::Sender<io::Result<ControlReply>>,
 }
 
 pub(crate) enum CallKind {
@@ -33,10 +33,11 @@ pub(crate) enum CallKind {
     Change(String, SliceChange),
     Drain(ServerNumber, bool),
     Quiesce(bool),
+    Quiet(Revision),
     Leave,
 }
 
-pub(crate) enum Reply {
+pub(crate) enum ControlReply {
     Slice(Option<(SliceState, Revision)>),
     Made(bool),
     Done,
@@ -46,31 +47,31 @@ fn another_reply() -> io::Error {
     io::Error::other("the reply to another call")
 }
 
-impl Reply {
+impl ControlReply {
     pub(crate) fn slice(self) -> io::Result<Option<(SliceState, Revision)>> {
         match self {
-            Reply::Slice(state) => Ok(state),
-            Reply::Made(_) | Reply::Done => Err(another_reply()),
+            ControlReply::Slice(state) => Ok(state),
+            ControlReply::Made(_) | ControlReply::Done => Err(another_reply()),
         }
     }
 
     pub(crate) fn made(self) -> io::Result<bool> {
         match self {
-            Reply::Made(made) => Ok(made),
-            Reply::Slice(_) | Reply::Done => Err(another_reply()),
+            ControlReply::Made(made) => Ok(made),
+            ControlReply::Slice(_) | ControlReply::Done => Err(another_reply()),
         }
     }
 
     pub(crate) fn done(self) -> io::Result<()> {
         match self {
-            Reply::Done => Ok(()),
-            Reply::Slice(_) | Reply::Made(_) => Err(another_reply()),
+            ControlReply::Done => Ok(()),
+            ControlReply::Slice(_) | ControlReply::Made(_) => Err(another_reply()),
         }
     }
 }
 
 /// Starts the thread, which ends when nobody can send orders any more.
-pub(crate) fn start(shared: Arc<Shared>, orders: mpsc::Receiver<Order>) -> io::Result<()> {
+pub(crate) fn start(shared: Arc<ClusterShared>, orders: mpsc::Receiver<Order>) -> io::Result<()> {
     let mut builder = Builder::new_current_thread();
     let runtime = builder
         .enable_all()
@@ -79,14 +80,14 @@ pub(crate) fn start(shared: Arc<Shared>, orders: mpsc::Receiver<Order>) -> io::R
         .build()?;
     let run = move || {
         runtime.block_on(run(&shared, orders));
-        shared.phase.send_replace(Phase::Left);
+        shared.phase.send_replace(JoinPhase::Left);
         // A name that is being looked up is not waited for.
         runtime.shutdown_background();
     };
     std::thread::Builder::new().name("dray-etcd".into()).spawn(run).map(drop)
 }
 
-async fn run(shared: &Arc<Shared>, orders: mpsc::Receiver<Order>) {
+async fn run(shared: &Arc<ClusterShared>, orders: mpsc::Receiver<Order>) {
     let left = tokio::select! {
         never = stay_member(shared) => match never {},
         left = calls::take_orders(shared, orders) => left,
@@ -95,17 +96,17 @@ async fn run(shared: &Arc<Shared>, orders: mpsc::Receiver<Order>) {
     shared.lease.give_up();
     let done = timeout(LEAVE_MAX, give_lease_back(shared)).await;
     let done = done.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-    let _ = reply.send(done.map(|()| Reply::Done)); // whoever asked may have gone
+    let _ = reply.send(done.map(|()| ControlReply::Done)); // whoever asked may have gone
 }
 
-async fn give_lease_back(shared: &Shared) -> io::Result<()> {
+async fn give_lease_back(shared: &ClusterShared) -> io::Result<()> {
     let Some(lease) = shared.lease_id() else { return Ok(()) };
     let client = shared.client.borrow().clone().ok_or(io::ErrorKind::NotConnected)?;
     client.lease_client().revoke(lease).await.map_err(calls::failed).map(drop)
 }
 
 /// Goes from member to member of etcd, each time that one fails.
-async fn stay_member(shared: &Shared) -> Infallible {
+async fn stay_member(shared: &ClusterShared) -> Infallible {
     let etcd = &shared.options.etcd;
     let mut failures = 0;
     for url in etcd.iter().cycle() {
@@ -119,22 +120,24 @@ async fn stay_member(shared: &Shared) -> Infallible {
         failures = if shared.client.send_replace(None).is_some() { 1 } else { failures + 1 };
         note(shared, url, &lost);
         match lost {
-            Lost::Lease => shared.set_lease_id(None),
-            Lost::Connection(_) if failures % etcd.len() != 0 => {}
-            Lost::Connection(_) | Lost::Waits(_) | Lost::Refused(_) => sleep(TRY_AGAIN_AFTER).await,
+            MembershipLoss::Lease => shared.set_lease_id(None),
+            MembershipLoss::Connection(_) if failures % etcd.len() != 0 => {}
+            MembershipLoss::Connection(_)
+            | MembershipLoss::Waits(_)
+            | MembershipLoss::Refused(_) => sleep(TRY_AGAIN_AFTER).await,
         }
     }
     unreachable!("the list of etcd's members is not empty")
 }
 
 /// Says why there is no connection: once for each time that one is lost, and for each other reason.
-fn note(shared: &Shared, url: &str, lost: &Lost) {
+fn note(shared: &ClusterShared, url: &str, lost: &MembershipLoss) {
     let projection = &shared.options.projection;
     let (trouble, is_news) = match lost {
-        Lost::Lease => ("the lease of this server has ended".to_owned(), true),
-        Lost::Connection(why) => (format!("{url}: {why}"), false),
-        Lost::Waits(what) => (format!("waiting for {what}"), true),
-        Lost::Refused(why) => (why.to_string(), true),
+        MembershipLoss::Lease => ("the lease of this server has ended".to_owned(), true),
+        MembershipLoss::Connection(why) => (format!("{url}: {why}"), false),
+        MembershipLoss::Waits(what) => (format!("waiting for {what}"), true),
+        MembershipLoss::Refused(why) => (why.to_string(), true),
     };
     let before = shared.view().trouble.clone();
     if before.is_none() || is_news && before.as_ref() != Some(&trouble) {
@@ -143,18 +146,18 @@ fn note(shared: &Shared, url: &str, lost: &Lost) {
         );
     }
     shared.change_view(|view| (view.etcd, view.trouble) = (None, Some(trouble)));
-    if let Lost::Refused(why) = lost {
+    if let MembershipLoss::Refused(why) = lost {
         shared.phase.send_if_modified(|phase| {
-            let first = matches!(phase, Phase::Joining);
+            let first = matches!(phase, JoinPhase::Joining);
             if first {
-                *phase = Phase::Refused(why.clone());
+                *phase = JoinPhase::Refused(why.clone());
             }
             first
         });
     }
 }
 
-async fn connect(url: &str) -> Result<Client, Lost> {
+async fn connect(url: &str) -> Result<Client, MembershipLoss> {
     // A member that has lost the others says so instead of waiting for them.
     let options = ConnectOptions::new().with_require_leader(true);
     Ok(Client::connect([url], Some(options)).await?)

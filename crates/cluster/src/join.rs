@@ -7,10 +7,10 @@ use etcd_client::{
     TxnOpResponse,
 };
 
-use crate::connection::Lost;
+use crate::connection::MembershipLoss;
 use crate::keys::end_of;
 use crate::records::{self, DefinitionRecord, MemberRecord};
-use crate::shared::Shared;
+use crate::shared::ClusterShared;
 
 /// Why a server cannot be a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,8 +41,12 @@ pub(crate) enum Joined {
 }
 
 /// Makes this server a member by the lease, which has to be alive.
-pub(crate) async fn join(shared: &Shared, client: &Client, lease: i64) -> Result<Joined, Lost> {
-    let found = Found::read(shared, client).await?;
+pub(crate) async fn join(
+    shared: &ClusterShared,
+    client: &Client,
+    lease: i64,
+) -> Result<Joined, MembershipLoss> {
+    let found = StoredRecords::read(shared, client).await?;
     if let Some(outcome) = found.obstacle(shared) {
         return Ok(outcome);
     }
@@ -55,7 +59,7 @@ pub(crate) async fn join(shared: &Shared, client: &Client, lease: i64) -> Result
 }
 
 /// What stands in etcd before a server joins.
-struct Found {
+struct StoredRecords {
     /// With its revision.
     definition: Option<(DefinitionRecord, i64)>,
     /// In the place of this server, with its revision.
@@ -63,24 +67,33 @@ struct Found {
     others: Vec<MemberRecord>,
 }
 
-impl Found {
-    async fn read(shared: &Shared, client: &Client) -> Result<Found, Lost> {
+impl StoredRecords {
+    async fn read(
+        shared: &ClusterShared,
+        client: &Client,
+    ) -> Result<StoredRecords, MembershipLoss> {
         let keys = &shared.keys;
         let prefix = Some(GetOptions::new().with_prefix());
         let gets = [TxnOp::get(keys.definition(), None), TxnOp::get(keys.members(), prefix)];
         let answer = client.kv_client().txn(Txn::new().and_then(gets)).await?;
         let answers = answer.op_responses();
         let [TxnOpResponse::Get(definition), TxnOpResponse::Get(members)] = &answers[..] else {
-            return Err(Lost::because("etcd answered something else than it was asked for"));
+            return Err(MembershipLoss::because(
+                "etcd answered something else than it was asked for",
+            ));
         };
-        Found::of(shared, definition, members)
+        StoredRecords::of(shared, definition, members)
     }
 
-    fn of(shared: &Shared, definition: &GetResponse, members: &GetResponse) -> Result<Found, Lost> {
+    fn of(
+        shared: &ClusterShared,
+        definition: &GetResponse,
+        members: &GetResponse,
+    ) -> Result<StoredRecords, MembershipLoss> {
         let definition = match definition.kvs().first() {
             None => None,
             Some(found) => {
-                let record = records::read(found.value()).map_err(Lost::because)?;
+                let record = records::read(found.value()).map_err(MembershipLoss::because)?;
                 Some((record, found.mod_revision()))
             }
         };
@@ -93,11 +106,11 @@ impl Found {
                 false => others.push(member),
             }
         }
-        Ok(Found { definition, own, others })
+        Ok(StoredRecords { definition, own, others })
     }
 
     /// What keeps this server from joining now.
-    fn obstacle(&self, shared: &Shared) -> Option<Joined> {
+    fn obstacle(&self, shared: &ClusterShared) -> Option<Joined> {
         let options = &shared.options;
         if let Some((other, _)) = self.own.as_ref().filter(|(own, _)| own.holder != options.holder)
         {
@@ -123,7 +136,7 @@ impl Found {
 
     /// Becomes a member if all is as it was found. Where the definition is another one, nobody is there
     /// who has it: it is replaced, and what it called slices is forgotten.
-    fn transaction(&self, shared: &Shared, lease: i64) -> Txn {
+    fn transaction(&self, shared: &ClusterShared, lease: i64) -> Txn {
         let (keys, options) = (&shared.keys, &shared.options);
         let mine = keys.member(options.me);
         let revision = |found: Option<i64>| found.unwrap_or(0); // as etcd compares what is not there
@@ -160,7 +173,7 @@ fn by(lease: i64) -> Option<PutOptions> {
     Some(PutOptions::new().with_lease(lease))
 }
 
-fn fingerprint(shared: &Shared) -> String {
+fn fingerprint(shared: &ClusterShared) -> String {
     format!("{:016x}", shared.options.fingerprint)
 }
 

@@ -18,6 +18,7 @@ pub(crate) enum KeyKind {
     Member(ServerNumber),
     Drained(ServerNumber),
     Quiesced,
+    Quiet(ServerNumber),
     /// By the name of its export.
     Slice(String),
 }
@@ -52,6 +53,11 @@ impl Keys {
         self.prefix() + "quiesced"
     }
 
+    /// This server has carried out that.
+    pub(crate) fn quiet(&self, server: ServerNumber) -> String {
+        format!("{}quiet/{}", self.prefix(), server.0)
+    }
+
     pub(crate) fn slices(&self) -> String {
         self.prefix() + "slices/"
     }
@@ -72,6 +78,7 @@ impl Keys {
             None if rest == "quiesced" => Some(KeyKind::Quiesced),
             Some(("members", server)) => Some(KeyKind::Member(number(server)?)),
             Some(("drained", server)) => Some(KeyKind::Drained(number(server)?)),
+            Some(("quiet", server)) => Some(KeyKind::Quiet(number(server)?)),
             Some(("slices", slice)) => Some(KeyKind::Slice(format!("{}/{slice}", self.projection))),
             _ => None,
         }
@@ -100,6 +107,7 @@ mod tests {
             (keys.member(server), "/dray/scratch/members/12", KeyKind::Member(server)),
             (keys.drained(server), "/dray/scratch/drained/12", KeyKind::Drained(server)),
             (keys.quiesced(), "/dray/scratch/quiesced", KeyKind::Quiesced),
+            (keys.quiet(server), "/dray/scratch/quiet/12", KeyKind::Quiet(server)),
             (
                 keys.slice("scratch/1.2"),
                 "/dray/scratch/slices/1.2",

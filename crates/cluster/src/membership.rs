@@ -8,9 +8,9 @@ use dray_core::Fut;
 use dray_rpc::server::{Membership, Revision, ServerNumber, ServingLease, SliceChange, SliceState};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::control::{self, CallKind, Order, Reply};
+use crate::control::{self, CallKind, ControlReply, Order};
 use crate::join::JoinRefusal;
-use crate::shared::{Phase, Shared};
+use crate::shared::{ClusterShared, JoinPhase};
 use crate::view::ClusterView;
 
 /// Calls that may wait for the control thread.
@@ -41,7 +41,7 @@ pub struct EtcdOptions {
 /// The servers of a projection, as etcd has them. The server is a member until this is dropped, and for
 /// the rest of its lease.
 pub struct EtcdMembership {
-    shared: Arc<Shared>,
+    shared: Arc<ClusterShared>,
     orders: mpsc::Sender<Order>,
 }
 
@@ -50,7 +50,7 @@ impl EtcdMembership {
     /// can be no more threads.
     pub fn start(options: EtcdOptions) -> io::Result<EtcdMembership> {
         assert!(!options.etcd.is_empty(), "a definition is checked before it is used");
-        let shared = Arc::new(Shared::new(options));
+        let shared = Arc::new(ClusterShared::new(options));
         let (orders, received) = mpsc::channel(ORDERS_MAX);
         control::start(shared.clone(), received)?;
         Ok(EtcdMembership { shared, orders })
@@ -62,15 +62,20 @@ impl EtcdMembership {
         let mut phase = self.shared.phase.subscribe();
         loop {
             match &*phase.borrow_and_update() {
-                Phase::Joining => {}
-                Phase::Joined => return Ok(()),
-                Phase::Refused(why) => return Err(why.clone()),
-                Phase::Left => return Err(JoinRefusal::has_left()),
+                JoinPhase::Joining => {}
+                JoinPhase::Joined => return Ok(()),
+                JoinPhase::Refused(why) => return Err(why.clone()),
+                JoinPhase::Left => return Err(JoinRefusal::has_left()),
             }
             if phase.changed().await.is_err() {
                 return Err(JoinRefusal::has_left());
             }
         }
+    }
+
+    /// The name of the projection.
+    pub fn projection(&self) -> &str {
+        &self.shared.options.projection
     }
 
     /// What has been heard.
@@ -89,21 +94,27 @@ impl EtcdMembership {
     /// Has a server serve nothing, or something again. It ends with the lease of that server. Errors: the
     /// server is not there, or etcd is out of reach; it may be done all the same.
     pub async fn set_drained(&self, server: ServerNumber, drained: bool) -> io::Result<()> {
-        self.order(CallKind::Drain(server, drained)).await.and_then(Reply::done)
+        self.order(CallKind::Drain(server, drained)).await.and_then(ControlReply::done)
     }
 
     /// Has new calls wait at all servers, or go on. Errors: as for [`EtcdMembership::set_drained`].
     pub async fn set_quiesced(&self, quiesced: bool) -> io::Result<()> {
-        self.order(CallKind::Quiesce(quiesced)).await.and_then(Reply::done)
+        self.order(CallKind::Quiesce(quiesced)).await.and_then(ControlReply::done)
+    }
+
+    /// At this server no call is under way, as was asked for by the mark of that revision. Others hear it as
+    /// long as this server is there. Errors: etcd is out of reach; it may be done all the same.
+    pub async fn note_quiet(&self, asked: Revision) -> io::Result<()> {
+        self.order(CallKind::Quiet(asked)).await.and_then(ControlReply::done)
     }
 
     /// Ends the lease here and in etcd, so that others need not wait for its end. This server must serve
     /// nothing any more. Errors: etcd was not told; the lease ends by itself.
     pub async fn leave(&self) -> io::Result<()> {
-        self.order(CallKind::Leave).await.and_then(Reply::done)
+        self.order(CallKind::Leave).await.and_then(ControlReply::done)
     }
 
-    async fn order(&self, kind: CallKind) -> io::Result<Reply> {
+    async fn order(&self, kind: CallKind) -> io::Result<ControlReply> {
         let (reply, answer) = oneshot::channel();
         let busy = |_| io::Error::from(io::ErrorKind::WouldBlock);
         self.orders.try_send(Order { kind, reply }).map_err(busy)?;
@@ -126,6 +137,10 @@ impl Membership for EtcdMembership {
 
     fn is_drained(&self, server: ServerNumber) -> bool {
         self.shared.view().drained.contains(&server)
+    }
+
+    fn quiesced(&self) -> Option<Revision> {
+        self.shared.view().quiesced.as_ref().map(|(_, revision)| *revision)
     }
 
     fn slice<'a>(&'a self, name: &'a str) -> Fut<'a, io::Result<Option<(SliceState, Revision)>>> {

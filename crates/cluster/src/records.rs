@@ -49,6 +49,13 @@ pub struct QuiesceRecord {
     pub since: u64,
 }
 
+/// A server at which no call is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct QuietRecord {
+    /// The revision of the mark for which that is so.
+    pub(crate) quiesced: u64,
+}
+
 /// A server that is to serve nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DrainRecord {

@@ -15,7 +15,7 @@ use crate::view::ClusterView;
 
 /// How far this server has come.
 #[derive(Clone, Debug)]
-pub(crate) enum Phase {
+pub(crate) enum JoinPhase {
     /// The server has not been a member so far.
     Joining,
     /// The server has been one. Its lease says whether it is one now.
@@ -27,11 +27,11 @@ pub(crate) enum Phase {
 }
 
 /// What both sides have.
-pub(crate) struct Shared {
+pub(crate) struct ClusterShared {
     pub(crate) options: EtcdOptions,
     pub(crate) keys: Keys,
     pub(crate) lease: Arc<ServingLease>,
-    pub(crate) phase: watch::Sender<Phase>,
+    pub(crate) phase: watch::Sender<JoinPhase>,
     /// The connection that calls go by, while there is one.
     pub(crate) client: watch::Sender<Option<Client>>,
     /// 0: none.
@@ -41,12 +41,12 @@ pub(crate) struct Shared {
     pub(crate) news: watch::Sender<u64>,
 }
 
-impl Shared {
-    pub(crate) fn new(options: EtcdOptions) -> Shared {
-        Shared {
+impl ClusterShared {
+    pub(crate) fn new(options: EtcdOptions) -> ClusterShared {
+        ClusterShared {
             keys: Keys::of(&options.projection),
             lease: Arc::new(ServingLease::within(options.ttl)),
-            phase: watch::Sender::new(Phase::Joining),
+            phase: watch::Sender::new(JoinPhase::Joining),
             client: watch::Sender::new(None),
             lease_id: AtomicI64::new(0),
             view: Mutex::default(),

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use dray_rpc::server::{Revision, ServerNumber, SliceState};
 
 use crate::keys::{KeyKind, Keys};
-use crate::records::{self, MemberRecord, QuiesceRecord};
+use crate::records::{self, MemberRecord, QuiesceRecord, QuietRecord};
 
 /// The projection as this server heard of it last.
 #[derive(Clone, Debug, Default)]
@@ -19,7 +19,9 @@ pub struct ClusterView {
     /// The servers that are to serve nothing.
     pub drained: BTreeSet<ServerNumber>,
     /// New calls wait at all servers.
-    pub quiesced: Option<QuiesceRecord>,
+    pub quiesced: Option<(QuiesceRecord, Revision)>,
+    /// The servers at which no call is under way, each with the revision of the mark for which that is so.
+    pub quiet: BTreeMap<ServerNumber, Revision>,
     /// Slices that somebody has served, by the names of their exports.
     pub slices: BTreeMap<String, (SliceState, Revision)>,
     /// Everything of before this revision of etcd has been heard.
@@ -29,7 +31,7 @@ pub struct ClusterView {
 }
 
 /// A value in etcd, with the revision at which it came.
-pub(crate) struct Entry<'a> {
+pub(crate) struct EtcdEntry<'a> {
     pub(crate) key: &'a [u8],
     pub(crate) value: &'a [u8],
     pub(crate) revision: u64,
@@ -40,12 +42,13 @@ impl ClusterView {
     pub(crate) fn replace<'a>(
         &mut self,
         keys: &Keys,
-        entries: impl Iterator<Item = Entry<'a>>,
+        entries: impl Iterator<Item = EtcdEntry<'a>>,
         revision: u64,
     ) {
         self.members.clear();
         self.drained.clear();
         self.quiesced = None;
+        self.quiet.clear();
         self.slices.retain(|_, (_, known)| known.0 > revision);
         for entry in entries {
             self.put(keys, &entry);
@@ -54,7 +57,7 @@ impl ClusterView {
     }
 
     /// A value that came.
-    pub(crate) fn put(&mut self, keys: &Keys, entry: &Entry<'_>) {
+    pub(crate) fn put(&mut self, keys: &Keys, entry: &EtcdEntry<'_>) {
         let Some(kind) = keys.kind(entry.key) else { return };
         let complain = |why| log::error!("{}: {why}", String::from_utf8_lossy(entry.key));
         match kind {
@@ -71,8 +74,18 @@ impl ClusterView {
                 self.drained.insert(server);
             }
             KeyKind::Quiesced => {
-                self.quiesced = Some(records::read(entry.value).unwrap_or_default())
+                let record = records::read(entry.value).unwrap_or_default();
+                self.quiesced = Some((record, Revision(entry.revision)));
             }
+            KeyKind::Quiet(server) => match records::read(entry.value) {
+                Ok(QuietRecord { quiesced }) => {
+                    self.quiet.insert(server, Revision(quiesced));
+                }
+                Err(why) => {
+                    complain(why);
+                    self.quiet.remove(&server);
+                }
+            },
             KeyKind::Slice(name) => match records::read_slice(entry.value) {
                 Ok(state) => self.put_slice(&name, state, Revision(entry.revision)),
                 Err(why) => {
@@ -81,6 +94,13 @@ impl ClusterView {
                 }
             },
         }
+    }
+
+    /// The servers that are there and have calls under way, while all are to have none.
+    pub fn not_quiet(&self) -> Vec<ServerNumber> {
+        let Some((_, asked)) = &self.quiesced else { return Vec::new() };
+        let waits = |server: &&ServerNumber| self.quiet.get(*server) != Some(asked);
+        self.members.keys().filter(waits).copied().collect()
     }
 
     /// The state of a slice, unless a newer one is known.
@@ -101,6 +121,9 @@ impl ClusterView {
                 self.drained.remove(&server);
             }
             Some(KeyKind::Quiesced) => self.quiesced = None,
+            Some(KeyKind::Quiet(server)) => {
+                self.quiet.remove(&server);
+            }
             Some(KeyKind::Slice(name)) => {
                 if self.slices.get(&name).is_some_and(|(_, known)| known.0 <= revision) {
                     self.slices.remove(&name);
@@ -140,7 +163,7 @@ mod tests {
         let mut view = ClusterView::default();
         let put = |view: &mut ClusterView, number: u64, revision| {
             let text = records::written(SliceRecord::from(state(number)));
-            view.put(&keys, &Entry { key: key.as_bytes(), value: text.as_bytes(), revision });
+            view.put(&keys, &EtcdEntry { key: key.as_bytes(), value: text.as_bytes(), revision });
         };
         put(&mut view, 1, 10);
         view.changed("x/0.1", state(2), Revision(12));
@@ -162,7 +185,7 @@ mod tests {
         let keys = Keys::of("x");
         let mut view = ClusterView::default();
         for key in [keys.member(ServerNumber(1)), keys.slice("x/0.1"), keys.quiesced()] {
-            view.put(&keys, &Entry { key: key.as_bytes(), value: b"{}", revision: 1 });
+            view.put(&keys, &EtcdEntry { key: key.as_bytes(), value: b"{}", revision: 1 });
         }
         assert!(view.members.contains_key(&ServerNumber(1)) && view.quiesced.is_some());
         assert!(view.slices.is_empty());

@@ -250,7 +250,7 @@ fn marks_of_administrators_are_heard_everywhere_and_a_drain_ends_with_the_proces
         let mut seen = 0;
         one.news(&mut seen).await;
         zero.set_quiesced(true).await.unwrap();
-        while one.view().quiesced.is_none_or(|mark| mark.by != "tcp://io0:7440") {
+        while one.view().quiesced.is_none_or(|(mark, _)| mark.by != "tcp://io0:7440") {
             timeout(EVER, one.news(&mut seen)).await.expect("news of it");
         }
         one.set_quiesced(false).await.unwrap();

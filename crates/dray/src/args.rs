@@ -75,6 +75,7 @@ pub enum Command {
     Status(StatusArgs),
     Evict(EvictArgs),
     Drain(DrainArgs),
+    Quiesce(QuiesceArgs),
     /// Keep files of a mount on the local disk: fetch them, pin them, see what is there
     Cache {
         /// What to do.
@@ -445,6 +446,25 @@ pub struct DrainArgs {
     #[arg(value_name = "SERVER")]
     pub server: Option<String>,
     /// Let the server have its share again
+    #[arg(long)]
+    pub undo: bool,
+    /// State directory of the server to ask, where several run on this machine
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+}
+
+/// Have all servers of a projection with failover hold new calls, as for a snapshot.
+///
+/// The command returns when no call is under way at any of its servers, and what was written is on media.
+/// Clients wait, without an error where their mounts have no timeout=, until --undo. Ctrl-C stops the
+/// waiting alone.
+#[derive(Debug, clap::Args)]
+#[command(after_help = examples::QUIESCE)]
+pub struct QuiesceArgs {
+    /// Name of the projection
+    #[arg(value_name = "PROJECTION")]
+    pub projection: String,
+    /// Let calls go on
     #[arg(long)]
     pub undo: bool,
     /// State directory of the server to ask, where several run on this machine

@@ -23,7 +23,7 @@ pub fn run(args: &DrainArgs) -> Result<(), Failure> {
     if server.is_empty() || server.contains(char::is_whitespace) {
         return Err(Failure::usage("a server is named as `dray status` shows it"));
     }
-    let sockets = sockets(args)?;
+    let sockets = sockets(args.state.as_deref())?;
     if args.server.is_none() && sockets.len() > 1 {
         return Err(Failure::usage(
             "several servers run on this machine: name one, or say --state DIR (`dray status` shows both)",
@@ -53,8 +53,9 @@ pub fn run(args: &DrainArgs) -> Result<(), Failure> {
     }))
 }
 
-fn sockets(args: &DrainArgs) -> Result<Vec<PathBuf>, Failure> {
-    match &args.state {
+/// Of the servers that may be asked.
+pub fn sockets(state: Option<&Path>) -> Result<Vec<PathBuf>, Failure> {
+    match state {
         Some(state) => evict::server_of(state).map(|socket| vec![socket]),
         None => {
             ProcessKind::Server.remove_all_dead();

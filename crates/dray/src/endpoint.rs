@@ -36,14 +36,14 @@ enum Stage {
     Listening,
 }
 
-/// A client of the endpoint that asks something.
-struct Guest {
+/// One connection to the endpoint, which asks something.
+struct Inquiry {
     stage: Mutex<Stage>,
     /// Set: another connection needs the place.
     leaves: Cancel,
 }
 
-impl Guest {
+impl Inquiry {
     fn stage(&self) -> Stage {
         *self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -53,26 +53,27 @@ impl Guest {
     }
 }
 
-/// The guests that are served, the longest first.
+/// The inquiries that are served, the longest first.
 #[derive(Default)]
-struct Guests(VecDeque<Weak<Guest>>);
+struct Inquiries(VecDeque<Weak<Inquiry>>);
 
-impl Guests {
-    fn enter(&mut self) -> Arc<Guest> {
-        self.0.retain(|guest| guest.strong_count() > 0);
-        let guest = Arc::new(Guest { stage: Mutex::new(Stage::Asking), leaves: Cancel::default() });
-        self.0.push_back(Arc::downgrade(&guest));
-        guest
+impl Inquiries {
+    fn enter(&mut self) -> Arc<Inquiry> {
+        self.0.retain(|inquiry| inquiry.strong_count() > 0);
+        let inquiry =
+            Arc::new(Inquiry { stage: Mutex::new(Stage::Asking), leaves: Cancel::default() });
+        self.0.push_back(Arc::downgrade(&inquiry));
+        inquiry
     }
 
     /// Closes one connection, if there is one that may be closed.
     fn make_way(&mut self) {
         let leaves = |stage: Stage| {
             let mut here = self.0.iter().filter_map(Weak::upgrade);
-            here.find(|guest| guest.stage() == stage && !guest.leaves.is_set())
+            here.find(|inquiry| inquiry.stage() == stage && !inquiry.leaves.is_set())
         };
-        if let Some(guest) = leaves(Stage::Asking).or_else(|| leaves(Stage::Listening)) {
-            guest.leaves.set();
+        if let Some(inquiry) = leaves(Stage::Asking).or_else(|| leaves(Stage::Listening)) {
+            inquiry.leaves.set();
         }
     }
 }
@@ -82,7 +83,7 @@ impl Guests {
 pub async fn serve(listener: OwnedFd, end: &'static str, answer: Responder) -> io::Result<()> {
     let source = Source::new(listener)?;
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let mut guests = Guests::default();
+    let mut inquiries = Inquiries::default();
     loop {
         let socket = match source.io(Interest::Read, |_| accept(&source)).await {
             Ok(socket) => socket,
@@ -93,23 +94,23 @@ pub async fn serve(listener: OwnedFd, end: &'static str, answer: Responder) -> i
             }
         };
         if places.available_permits() == 0 {
-            guests.make_way();
+            inquiries.make_way();
         }
         let Ok(place) = places.clone().acquire_owned().await else { return Ok(()) };
-        let (answer, guest) = (answer.clone(), guests.enter());
+        let (answer, inquiry) = (answer.clone(), inquiries.enter());
         dray_rt::spawn(async move {
-            attend(&guest, socket, end, answer).await;
+            answer_inquiry(&inquiry, socket, end, answer).await;
             drop(place);
         });
     }
 }
 
 /// Until the connection has its answer, takes too long, or gives its place to another one.
-async fn attend(guest: &Guest, socket: OwnedFd, end: &str, answer: Responder) {
-    let exchange = dray_rt::timeout(PATIENCE, exchange(guest, socket, end, answer));
+async fn answer_inquiry(inquiry: &Inquiry, socket: OwnedFd, end: &str, answer: Responder) {
+    let exchange = dray_rt::timeout(PATIENCE, exchange(inquiry, socket, end, answer));
     let mut exchange = std::pin::pin!(exchange);
     let ended = std::future::poll_fn(|task| {
-        if guest.leaves.poll_set(task) && guest.stage() != Stage::Answering {
+        if inquiry.leaves.poll_set(task) && inquiry.stage() != Stage::Answering {
             return Poll::Ready(None);
         }
         exchange.as_mut().poll(task).map(Some)
@@ -119,7 +120,12 @@ async fn attend(guest: &Guest, socket: OwnedFd, end: &str, answer: Responder) {
     }
 }
 
-async fn exchange(guest: &Guest, socket: OwnedFd, end: &str, answer: Responder) -> io::Result<()> {
+async fn exchange(
+    inquiry: &Inquiry,
+    socket: OwnedFd,
+    end: &str,
+    answer: Responder,
+) -> io::Result<()> {
     let source = Source::new(socket)?;
     let mut request = Vec::new();
     while !contains(&request, end.as_bytes()) {
@@ -136,9 +142,9 @@ async fn exchange(guest: &Guest, socket: OwnedFd, end: &str, answer: Responder) 
     if request.is_empty() {
         return Ok(()); // somebody wanted to know whether we are here
     }
-    guest.comes_to(Stage::Answering);
+    inquiry.comes_to(Stage::Answering);
     let reply = answer(String::from_utf8_lossy(&request).into_owned()).await;
-    guest.comes_to(Stage::Listening);
+    inquiry.comes_to(Stage::Listening);
     let mut rest = &reply[..];
     while !rest.is_empty() {
         let count = source.io(Interest::Write, |fd| send(fd, rest)).await?;

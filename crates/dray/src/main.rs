@@ -30,6 +30,7 @@ mod paths;
 mod policy;
 mod projection;
 mod qos;
+mod quiesce;
 mod run_file;
 mod sandbox;
 mod serve;
@@ -76,6 +77,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Status(args) => status::run(&args),
         Command::Evict(args) => evict::run(&args),
         Command::Drain(args) => drain::run(&args),
+        Command::Quiesce(args) => quiesce::run(&args),
         Command::Cache { command } => cache::run(&command),
         Command::Accept(args) => accept::run(&args),
         Command::Audit(args) => audit::run(&args),

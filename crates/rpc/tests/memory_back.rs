@@ -1,6 +1,7 @@
 //! Hostile clients leave nothing behind in memory. Counted over thousands of messages that one and
 //! the same server, or client, gets.
 
+#[path = "client_server/common/mod.rs"]
 mod common;
 
 use std::io;

@@ -16,6 +16,7 @@ mod random;
 mod scope;
 mod source;
 mod task;
+mod task_memory;
 mod tick;
 mod time;
 

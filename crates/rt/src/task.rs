@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use crate::executor::{ExecutorShared, current};
 use crate::scope;
+use crate::task_memory::TaskBox;
 
 /// Something in the ready queue.
 pub(crate) trait Runnable: Send + Sync {
@@ -149,7 +150,13 @@ pub fn spawn_join<T: Send + 'static>(future: impl Future<Output = T> + Send + 's
 
 /// Polls `future` once, here and now; if it is not ready, goes on with it as a task.
 /// For requests that usually need no wait: those cost no task.
-pub fn poll_once_then_spawn(mut future: Pin<Box<dyn Future<Output = ()> + Send>>) {
+/// Its memory is kept for the next one.
+#[inline]
+pub fn poll_once_then_spawn(future: impl Future<Output = ()> + Send + 'static) {
+    poll_once(TaskBox::pin(future));
+}
+
+fn poll_once(mut future: Pin<TaskBox>) {
     let mut nobody = Context::from_waker(Waker::noop());
     if future.as_mut().poll(&mut nobody).is_pending() {
         spawn(future); // polled again at once, now with a waker that leads somewhere

@@ -16,7 +16,8 @@ fn usage() -> String {
     let of_operations = ["reply-cache[/OP]", "intents[/OP]", "forgotten/OP"];
     let sabotages = of_operations.into_iter().chain(SABOTAGES.iter().map(|(name, _)| *name));
     format!(
-        "simulate [--seeds A..B] [--minutes N] [--work KIND] [--power] [--cut] [--pair WHERE] [--break WHAT] [--log]
+        "simulate [--seeds A..B] [--minutes N] [--work KIND] [--power] [--cut] [--pair WHERE [--servers N]]
+         [--break WHAT] [--log]
 
 --seeds A..B   runs these seeds; default 0..2000
 --minutes N    runs seeds from A on until so many minutes are over
@@ -27,7 +28,9 @@ fn usage() -> String {
 --power        the server's machine loses power
 --cut          the server dies all the time; with --work, leaving excepted
 --pair WHERE   two servers take over from each other, and die all the time; with --work; they are
-               on one machine (onemachine) or on two (twomachines)
+               on one machine (onemachine), on one each (twomachines), or machines are lost with their
+               servers (twomachineslost)
+--servers N    with --pair: 2 servers of one slice, or 3 of three slices; default 2
 --break WHAT   breaks a promise of the server: some seed must fail, of the work or the losses
                of power that need it:
                {}
@@ -68,10 +71,11 @@ struct Wanted {
     power: bool,
     cut: bool,
     pair: Option<PairKind>,
+    servers: usize,
     log: bool,
 }
 
-const SABOTAGES: [(&str, Sabotage); 29] = [
+const SABOTAGES: [(&str, Sabotage); 30] = [
     ("fence", Sabotage::Fence),
     ("locks", Sabotage::Locks),
     ("closes", Sabotage::Closes),
@@ -94,6 +98,7 @@ const SABOTAGES: [(&str, Sabotage); 29] = [
     ("named", Sabotage::Named),
     ("shipping", Sabotage::Shipping),
     ("serving-lease", Sabotage::ServingLease),
+    ("epochs", Sabotage::Epochs),
     ("in-step", Sabotage::InStep),
     ("copy", Sabotage::Copy),
     ("answered-data", Sabotage::AnsweredData),
@@ -137,6 +142,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Wanted> {
         power: false,
         cut: false,
         pair: None,
+        servers: 2,
         log: false,
     };
     while let Some(argument) = arguments.next() {
@@ -144,6 +150,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Wanted> {
             "--power" => wanted.power = true,
             "--cut" => wanted.cut = true,
             "--pair" => wanted.pair = Some(kind(&PairKind::ALL, &arguments.next()?)?),
+            "--servers" => wanted.servers = arguments.next()?.parse().ok()?,
             "--log" => wanted.log = true,
             "--work" => wanted.work = Some(arguments.next()?),
             "--seeds" => {
@@ -167,7 +174,8 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Wanted> {
         false => work_kind(work).is_some() || work == LEAVING && !wanted.cut,
     });
     let special = wanted.cut || wanted.pair.is_some();
-    (known && (!special || !wanted.power && wanted.work.is_some())).then_some(wanted)
+    let servers = wanted.servers == 2 || wanted.servers == 3 && wanted.pair.is_some();
+    (known && servers && (!special || !wanted.power && wanted.work.is_some())).then_some(wanted)
 }
 
 fn work_kind(name: &str) -> Option<WorkloadKind> {
@@ -188,7 +196,7 @@ fn run(wanted: &Wanted, seed: u64) -> Result<FaultCounts, RunFailure> {
     } else {
         match work.and_then(work_kind) {
             Some(kind) if let Some(pair) = wanted.pair => {
-                simulator::run_takeovers(pair, kind, seed, sabotage)
+                simulator::run_failover(wanted.servers, (pair, kind), seed, sabotage)
             }
             Some(kind) if wanted.cut => simulator::run_cut_short(kind, seed, sabotage),
             Some(kind) => simulator::run_of(kind, seed, sabotage),
@@ -229,7 +237,7 @@ fn again(wanted: &Wanted) -> String {
         text += if given { option } else { "" };
     }
     if let Some(pair) = &wanted.pair {
-        text += &format!("--pair {} ", name(pair));
+        text += &format!("--pair {} --servers {} ", name(pair), wanted.servers);
     }
     if let Some(work) = &wanted.work {
         text += &format!("--work {work} ");

@@ -285,6 +285,7 @@ async fn through_both(
         counts_on_one_user: false,
         leases: LeaseWish::No,
         definition: 0,
+        group: None,
     };
     let session = ClientSession::connect(connector, options, SessionMemory::heap()).await;
     let session = session.map_err(|error| words(&error))?;

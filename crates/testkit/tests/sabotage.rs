@@ -228,17 +228,17 @@ fn what_was_written_last_and_is_not_synced_for_who_leaves() {
 // proves: P75
 #[test]
 fn who_was_evicted_and_is_let_in_again() {
-    found_out(Sabotage::Evictions, &[Run::Of(WorkloadKind::Told)], "was evicted");
+    found_out(Sabotage::Evictions, &[Run::Of(WorkloadKind::Notified)], "was evicted");
 }
 
 // proves: P8
 #[test]
 fn changes_that_caching_clients_are_not_notified_of() {
-    found_out(Sabotage::Notifications, &[Run::Of(WorkloadKind::Told)], "was not notified");
+    found_out(Sabotage::Notifications, &[Run::Of(WorkloadKind::Notified)], "was not notified");
     // Also by the seeds of the ordinary test.
     let kinds = WorkloadKind::ALL.len() as u64;
     let first_seed =
-        WorkloadKind::ALL.iter().position(|kind| *kind == WorkloadKind::Told).unwrap() as u64;
+        WorkloadKind::ALL.iter().position(|kind| *kind == WorkloadKind::Notified).unwrap() as u64;
     let found = (first_seed..300)
         .step_by(kinds as usize)
         .any(|seed| run(seed, Some(Sabotage::Notifications)).is_err());

@@ -109,6 +109,22 @@ impl MemoryDisk {
         self.shared.forget_locks(store.options().locks_max);
     }
 
+    /// Keeps deleted files that are open, as a [`MemoryDisk::kill`] does, and ends nothing: a server
+    /// process ends beside the one that uses the disk.
+    pub fn keep_removed(&self) {
+        let mut store = self.shared.lock();
+        let removed = store.inodes().iter().filter(|(_, inode)| inode.meta.nlink == 0);
+        let removed: Vec<u64> = removed.map(|(&ino, _)| ino).collect();
+        let mut orphans = self.lock_orphans();
+        for ino in removed {
+            if let Ok(inode) = store.unlogged(ino)
+                && orphans.insert(ino)
+            {
+                inode.opens += 1;
+            }
+        }
+    }
+
     /// Gives up the deleted files that outlived a [`MemoryDisk::kill`]; those opened
     /// again since live on until they are closed.
     pub fn drop_orphans(&self) {

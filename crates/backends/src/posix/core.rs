@@ -14,7 +14,7 @@ use super::copy_up::CopyUps;
 use super::devices::Devices;
 use super::directory_locks::DirectoryLocks;
 use super::files::OpenFileTable;
-use super::handle::Codec;
+use super::handle::HandleCodec;
 use super::inode_cache::{CachedInode, InodeCache};
 use super::lanes::{DeferredClose, Lane, Lanes};
 use super::lower_fs::{BTRFS, EXT, LowerFs};
@@ -34,7 +34,7 @@ use crate::locks::LockTable;
 /// How ids are made and resolved.
 pub(crate) enum Ids {
     /// Ids hold kernel handles.
-    Native(Codec),
+    Native(HandleCodec),
     /// A table of paths resolves them.
     Table(Box<PathTable>),
 }
@@ -289,7 +289,7 @@ impl Core {
                 if matches!(error.errno(), Errno::ENOSPC | Errno::EDQUOT)
                     && self.lanes.closed().await =>
             {
-                change().await
+                Box::pin(change()).await // in a box, as it is rare
             }
             changed => changed,
         }
@@ -402,7 +402,7 @@ fn choose_ids(
     let key = options.id_key.unwrap_or(uuid.0 ^ 0x6472_6179_2069_6473_206f_6620_6669_6c65);
     let magic = below.magic;
     if let Ok((handle, mount_id)) = sys::handle_of(mount)
-        && let Some(codec) = Codec::detect(magic, &handle, key)
+        && let Some(codec) = HandleCodec::detect(magic, &handle, key)
         && let Some(id) = codec.encode(&handle)
         && let Some(decoded) = codec.decode(id)
         && let Ok(again) = sys::open_by_handle(mount, &decoded)

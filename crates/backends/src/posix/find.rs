@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dray_core::{Attr, Entry, Errno, Error, FileId, FileType, Name, Result, Timestamp};
 
 use super::core::{Core, Ids, SquashedCaller};
-use super::handle::Codec;
+use super::handle::HandleCodec;
 use super::inode_cache::CachedInode;
 use super::lanes::DeferredClose;
 use super::paths::PathTable;
@@ -62,7 +62,7 @@ impl Core {
         if node.kind == FileType::Directory { Ok(node) } else { Err(Errno::ENOTDIR.into()) }
     }
 
-    fn node_by_handle(&self, codec: &Codec, id: FileId) -> Result<Arc<CachedInode>> {
+    fn node_by_handle(&self, codec: &HandleCodec, id: FileId) -> Result<Arc<CachedInode>> {
         let handle = codec.decode(id).ok_or_else(stale)?;
         let open = || sys::open_by_handle(self.mount.as_fd(), &handle);
         let opened = cred::as_root(|| {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 
-use super::handle::Codec;
+use super::handle::HandleCodec;
 use super::lower_fs::MountLine;
 use super::sys::{self, InodeStat, KernelHandle};
 
@@ -50,7 +50,7 @@ impl FsIdentity {
         let uuid =
             sys::uuid_of(dir, magic).map(|uuid| hex(&uuid)).or_else(|| uuid_by_udev(stat.dev));
         let handle = sys::handle_of(dir).ok().map(|(handle, _)| handle);
-        let lasts = |handle: &KernelHandle| Codec::detect(magic, handle, 0).is_some();
+        let lasts = |handle: &KernelHandle| HandleCodec::detect(magic, handle, 0).is_some();
         FsIdentity {
             kind: kind.to_owned(),
             uuid,
@@ -132,7 +132,7 @@ fn handle_of_text(text: &str) -> Option<KernelHandle> {
 pub(super) fn is_beside(noted: &FsIdentity, there: BorrowedFd<'_>, magic: i64) -> bool {
     let Some(noted) = noted.directory.as_deref().and_then(handle_of_text) else { return false };
     let Ok((own, _)) = sys::handle_of(there) else { return false };
-    let Some(codec) = Codec::detect(magic, &own, 0) else { return false };
+    let Some(codec) = HandleCodec::detect(magic, &own, 0) else { return false };
     if codec.encode(&noted) == codec.encode(&own) {
         return false;
     }
@@ -144,7 +144,7 @@ pub(super) fn is_beside(noted: &FsIdentity, there: BorrowedFd<'_>, magic: i64) -
 /// Whether `noted` is on another subvolume than `there`. To clients that is another file system.
 pub(super) fn is_of_other_subvolume(noted: &FsIdentity, there: BorrowedFd<'_>, magic: i64) -> bool {
     let Some(noted) = noted.directory.as_deref().and_then(handle_of_text) else { return false };
-    let own = sys::handle_of(there).ok().and_then(|(own, _)| Codec::detect(magic, &own, 0));
+    let own = sys::handle_of(there).ok().and_then(|(own, _)| HandleCodec::detect(magic, &own, 0));
     own.is_some_and(|codec| codec.encode(&noted).is_none())
 }
 

@@ -35,7 +35,7 @@ enum Layout {
 
 /// Translates between file ids and kernel handles.
 #[derive(Clone, Copy)]
-pub(crate) struct Codec {
+pub(crate) struct HandleCodec {
     layout: Layout,
     key: u128,
 }
@@ -48,10 +48,10 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
-impl Codec {
+impl HandleCodec {
     /// The codec for the file system with this `statfs` number whose root has this handle. None if
     /// that file system is unknown, or its handle has an unknown form.
-    pub(crate) fn detect(magic: i64, root: &KernelHandle, key: u128) -> Option<Codec> {
+    pub(crate) fn detect(magic: i64, root: &KernelHandle, key: u128) -> Option<HandleCodec> {
         let layout = match (magic, root.kind(), root.bytes().len()) {
             (EXT, INO32_GEN, 8) => Layout::Ino32Gen,
             (XFS, INO32_GEN, 8) | (XFS, XFS_64, 12) => Layout::Xfs,
@@ -59,7 +59,7 @@ impl Codec {
             (BTRFS, BTRFS_PLAIN, 20) => Layout::Btrfs { subvolume: u64_at(root.bytes(), 8)? },
             _ => return None,
         };
-        Some(Codec { layout, key })
+        Some(HandleCodec { layout, key })
     }
 
     /// The id of the file with this handle. None for a handle that is laid out differently
@@ -124,7 +124,7 @@ mod tests {
             (BTRFS, BTRFS_PLAIN, 20),
         ] {
             let original = handle(kind, &bytes[..len]);
-            let codec = Codec::detect(magic, &original, 42).unwrap();
+            let codec = HandleCodec::detect(magic, &original, 42).unwrap();
             let decoded = codec.decode(codec.encode(&original).unwrap()).unwrap();
             assert_eq!((decoded.kind(), decoded.bytes()), (kind, &bytes[..len]));
         }
@@ -145,7 +145,7 @@ mod tests {
             (BTRFS, BTRFS_PLAIN, [&ino[..], &subvolume, &generation].concat()),
         ] {
             let root = handle(kind, &bytes);
-            assert_eq!(Codec::detect(magic, &root, 42).unwrap().encode(&root), Some(id));
+            assert_eq!(HandleCodec::detect(magic, &root, 42).unwrap().encode(&root), Some(id));
         }
     }
 
@@ -154,37 +154,37 @@ mod tests {
     #[test]
     fn a_file_of_xfs_has_one_id_whichever_of_its_handles_is_seen() {
         let root = handle(INO32_GEN, &[128, 0, 0, 0, 7, 0, 0, 0]);
-        let codec = Codec::detect(XFS, &root, 42).unwrap();
+        let codec = HandleCodec::detect(XFS, &root, 42).unwrap();
         let id = codec.encode(&root).unwrap();
         let long = handle(XFS_64, &[128, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0]);
         assert_eq!(codec.encode(&long), Some(id));
-        assert_eq!(Codec::detect(XFS, &long, 42).unwrap().encode(&root), Some(id));
+        assert_eq!(HandleCodec::detect(XFS, &long, 42).unwrap().encode(&root), Some(id));
         assert_eq!(codec.decode(id).unwrap().bytes(), long.bytes());
     }
 
     #[test]
     fn made_up_ids_are_not_taken() {
         let root = handle(INO32_GEN, &[2, 0, 0, 0, 0, 0, 0, 0]);
-        let codec = Codec::detect(EXT, &root, 42).unwrap();
+        let codec = HandleCodec::detect(EXT, &root, 42).unwrap();
         assert!(codec.decode(FileId { ino: 2, generation: 0 }).is_none());
         let mut id = codec.encode(&root).unwrap();
         assert!(codec.decode(id).is_some());
         id.ino = 3;
         assert!(codec.decode(id).is_none());
-        let other = Codec::detect(EXT, &root, 43).unwrap();
+        let other = HandleCodec::detect(EXT, &root, 43).unwrap();
         assert!(other.decode(codec.encode(&root).unwrap()).is_none());
     }
 
     #[test]
     fn another_subvolume_is_another_file_system() {
         let root = handle(BTRFS_PLAIN, &[5; 20]);
-        let codec = Codec::detect(BTRFS, &root, 42).unwrap();
+        let codec = HandleCodec::detect(BTRFS, &root, 42).unwrap();
         assert!(codec.encode(&handle(BTRFS_PLAIN, &[6; 20])).is_none());
     }
 
     #[test]
     fn what_is_not_known_has_no_codec() {
-        assert!(Codec::detect(0x6573_5546, &handle(INO32_GEN, &[0; 12]), 42).is_none());
-        assert!(Codec::detect(EXT, &handle(INO32_GEN, &[0; 12]), 42).is_none());
+        assert!(HandleCodec::detect(0x6573_5546, &handle(INO32_GEN, &[0; 12]), 42).is_none());
+        assert!(HandleCodec::detect(EXT, &handle(INO32_GEN, &[0; 12]), 42).is_none());
     }
 }

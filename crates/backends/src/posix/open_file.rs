@@ -78,7 +78,8 @@ impl PosixFile {
             Some(data::write(core, caller, &file, (how, done), &from))
         };
         let lane = if how.sync { Lane::Syncs } else { Lane::Writes };
-        match core.on_lane(lane, self.id(), caller, write).await {
+        // In a box, so that writes that end on this thread are no larger.
+        match Box::pin(core.on_lane(lane, self.id(), caller, write)).await {
             Err(_) if done > 0 => Ok(done),
             written => written,
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use dray_core::{FsInfo, NodeId};
 use dray_fabric::Address;
 use dray_layers::placement::{FAILOVER_SERVERS_MAX, SliceIndex};
-use dray_rpc::client::{ClientSession, ConnectError};
+use dray_rpc::client::{ClientSession, ConnectError, SessionGroup};
 
 use super::{ClientConnection, ClientProjection, SERVER_PATIENCE, joined, no_memory};
 use crate::connector::{ConnectOptions, connect_session, session_with_use, take_over_session};
@@ -38,6 +38,11 @@ impl ClientProjection {
         Ok(slices.all().map(target).collect())
     }
 
+    fn slice_options(&self, options: &ConnectOptions) -> ConnectOptions {
+        let group = Some(SessionGroup::new(options.replay_bytes));
+        ConnectOptions { group, ..self.options(options) }
+    }
+
     /// Begins the session of one slice, which says what the projection is. The others begin with their use.
     /// Errors: no slice can be reached, or one refuses.
     pub(super) async fn connect_slices(
@@ -46,7 +51,7 @@ impl ClientProjection {
         memory: &ClientMemory,
     ) -> Result<ClientConnection, ConnectError> {
         let node = memory.session(0).map_err(no_memory)?.node();
-        let (options, targets) = (self.options(options), self.slice_targets()?);
+        let (options, targets) = (self.slice_options(options), self.slice_targets()?);
         let (first, session) = self.first_session(&targets, &options, (memory, node)).await?;
         let mut sessions = vec![None; targets.len()];
         sessions[first] = Some(session);
@@ -94,7 +99,7 @@ impl ClientProjection {
         (patience, replaceable): (Duration, bool),
     ) -> Result<Option<ClientConnection>, ConnectError> {
         let node = memory.session(0).map_err(no_memory)?.node();
-        let (options, targets) = (self.options(options), self.slice_targets()?);
+        let (options, targets) = (self.slice_options(options), self.slice_targets()?);
         let tries = targets.iter().enumerate().map(|(index, target)| {
             let (options, memory) = (&options, memory.session_of(index, node));
             Box::pin(async move {

@@ -45,6 +45,10 @@ pub const DRAIN: &str = "Examples:
   dray drain io2           # asked at any machine with a server of the same projection
   dray drain io2 --undo";
 
+pub const QUIESCE: &str = "Examples:
+  dray quiesce scratch     # at any server; returns when nothing is under way
+  dray quiesce scratch --undo";
+
 pub const CACHE: &str = "Examples:
   dray cache attach -r /mnt/data/training        # fetch all of it now
   dray cache state /mnt/data/training/part-0 --json

@@ -32,7 +32,7 @@ pub struct FeedPlan {
     /// Where it begins; none: at the bookmark, or as `begin` says.
     pub from: Option<u64>,
     pub begin: Begin,
-    /// It ends at the end of the log.
+    /// The feed ends at the end of the log.
     pub once: bool,
 }
 
@@ -52,7 +52,7 @@ pub enum FeedItem {
 
 /// How a log is read.
 pub enum FeedState {
-    /// It has not answered yet.
+    /// The server has not answered yet.
     Starting,
     Live,
     /// The server is away, and this is why.

@@ -1,8 +1,8 @@
 //! The records of several logs, by time.
 //!
 //! A record comes out when every other log has either a later one, or has said that it has none up to
-//! that time. A server that is away, or does not get on, is waited for no longer than [`PATIENCE`]; its
-//! records come out late then, in their own order.
+//! that time. A server that is away, or does not get on, is waited for no longer than [`PATIENCE`]. The
+//! records of that server come out late then, in their own order.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub enum Merged {
     Record(usize, Box<AuditRecord>),
     /// A server is away, and why.
     Away(String),
-    /// It is back.
+    /// The server of this log is back.
     Back(usize),
 }
 

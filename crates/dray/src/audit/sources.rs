@@ -16,7 +16,7 @@ use crate::serve::parse_auth;
 /// Where a log is.
 #[derive(Clone, Debug)]
 pub enum LogSource {
-    /// Its files are on this machine.
+    /// The files of the log are on this machine.
     Local(LogPlace),
     /// A server has it.
     Remote(Target, Option<Key>),

@@ -208,6 +208,7 @@ impl Mount {
                 false => LeaseWish::No,
             },
             definition: 0,
+            group: None,
         }
     }
 

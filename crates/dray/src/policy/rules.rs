@@ -39,9 +39,9 @@ struct PolicyTable {
 /// What is done with files that match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PolicyAction {
-    /// Their paths are printed.
+    /// The paths of the files are printed.
     List,
-    /// Their number and size are printed, by owner.
+    /// The number and size of the files are printed, by owner.
     Report,
     /// A command is run for each.
     Run(Vec<String>),

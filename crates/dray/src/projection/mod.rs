@@ -9,7 +9,7 @@ use crate::args::{ProjectionCommand, ProjectionFile};
 use crate::error::Failure;
 use crate::output;
 use crate::serve::projections::{definitions_in, unresolved_servers};
-use shares::{Shares, SliceShares};
+use shares::{HomeShares, SliceShares};
 
 /// Checks a file, or shows what it means. Errors: something is wrong in it.
 pub fn run(command: &ProjectionCommand) -> Result<(), Failure> {
@@ -81,7 +81,7 @@ fn detail(definition: &Definition) -> Value {
     value["spread_creates"] = json!(definition.spread_creates);
     value["atomic"] = json!(definition.atomic);
     value["canonical"] = json!(definition.canonical());
-    value["shares"] = Shares::of(definition).json();
+    value["shares"] = HomeShares::of(definition).json();
     value["failover"] = json!(definition.failover);
     if definition.failover {
         value["slices"] = SliceShares::of(definition).json();
@@ -115,7 +115,7 @@ fn text(definition: &Definition) -> String {
         "  hashes: {} of files, {} of names\n",
         definition.data_hash, definition.meta_hash
     );
-    text += &Shares::of(definition).text();
+    text += &HomeShares::of(definition).text();
     if let Some(cluster) = &definition.cluster {
         text += &format!(
             "  failover: etcd at {}; a server that it has not heard of for {} s is gone\n",

@@ -52,12 +52,12 @@ impl SliceShares {
 const SAMPLE: u64 = 100_000;
 
 /// Per cent of files at home, and of directories, for each server.
-pub struct Shares {
+pub struct HomeShares {
     servers: Vec<(String, f64, f64)>,
 }
 
-impl Shares {
-    pub fn of(definition: &Definition) -> Shares {
+impl HomeShares {
+    pub fn of(definition: &Definition) -> HomeShares {
         let placement = Placement::new(definition);
         let mut counts = vec![(0_u64, 0_u64); definition.servers.len()];
         for ino in 0..SAMPLE {
@@ -71,7 +71,7 @@ impl Shares {
         let share = |(server, (files, dirs)): (&String, (u64, u64))| {
             (server.clone(), per_cent(files), per_cent(dirs))
         };
-        Shares { servers: definition.servers.iter().zip(counts).map(share).collect() }
+        HomeShares { servers: definition.servers.iter().zip(counts).map(share).collect() }
     }
 
     pub fn json(&self) -> Value {

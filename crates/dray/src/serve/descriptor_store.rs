@@ -410,7 +410,7 @@ mod tests {
         assert_eq!(heard, [OP_HOLD, OP_RELEASE]);
     }
 
-    /// It took as many as it may have descriptors; then it could not hear the next server, and let
+    /// The store took as many as it may have descriptors; then it could not hear the next server, and let
     /// go of all.
     #[test]
     fn a_keeper_has_descriptors_left_for_the_next_server() {

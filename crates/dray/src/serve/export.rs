@@ -41,7 +41,7 @@ pub struct ExportPlan {
     pub source: Arc<dyn BackendSource>,
     /// Read-ahead and merged writes.
     pub aggregation: AggregationPlan,
-    /// Its audit.
+    /// What of the export is audited.
     pub audit: AuditPlan,
     /// The projection that it is this server's part of.
     pub projection: Option<Arc<ServedProjection>>,
@@ -341,7 +341,7 @@ mod tests {
         assert!(parse("a=/x,,ro,").unwrap().read_only);
     }
 
-    /// It had to be UTF-8, which paths need not be.
+    /// The directory had to be UTF-8, which paths need not be.
     #[test]
     fn a_directory_is_any_bytes() {
         let plan = ExportPlan::parse(OsStr::from_bytes(b"a=/srv/\xff\\,\xfe,ro")).unwrap();

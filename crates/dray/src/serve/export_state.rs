@@ -48,7 +48,7 @@ struct State {
     former: Option<Weak<dyn Backend>>,
     /// Read-ahead and merged writes, if they are on.
     aggregate: Option<Weak<Aggregate>>,
-    /// Its audit, if it has one.
+    /// The export's audit, if it has one.
     audit: Option<Weak<Audit>>,
     /// What it is to clients.
     uuid: Option<FsUuid>,
@@ -72,9 +72,9 @@ struct State {
 pub enum DirectoryState {
     #[default]
     There,
-    /// It has been removed.
+    /// The directory has been removed.
     Gone,
-    /// It was moved on its file system, and perhaps another one put in its place.
+    /// The directory was moved on its file system, and perhaps another one put in its place.
     Elsewhere,
 }
 
@@ -95,7 +95,7 @@ pub struct StartState {
     pub since: Duration,
     /// What went wrong at the last try, if anything did: it is tried again.
     pub trouble: Option<String>,
-    /// It is held back until something else is at its place.
+    /// Why the export is held back until something else is at its place.
     pub held: Option<HoldReason>,
 }
 
@@ -132,7 +132,7 @@ impl ExportState {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its directory, for people.
+    /// The export's directory, for people.
     pub fn dir(&self) -> String {
         self.path().display().to_string()
     }
@@ -142,7 +142,7 @@ impl ExportState {
         self.state().dir.clone().unwrap_or_else(|| self.named.clone())
     }
 
-    /// It could not be opened; `held`: because of what is at its place. True if that is not what was
+    /// The export could not be opened; `held`: because of what is at its place. True if that is not what was
     /// said before.
     pub fn failed(&self, why: &str, held: Option<HoldReason>) -> bool {
         let mut state = self.state();
@@ -152,7 +152,7 @@ impl ExportState {
         new
     }
 
-    /// Its file system has answered: `dir` is its directory without links.
+    /// The file system of the export has answered: `dir` is its directory without links.
     pub fn answered(&self, dir: &Path, fs: Arc<dyn Backend>) {
         let mut state = self.state();
         (state.trouble, state.held, state.accepted) = (None, None, None);
@@ -199,13 +199,13 @@ impl ExportState {
         true
     }
 
-    /// It did not get as far as being open.
+    /// The opening has ended before the export was open.
     pub fn opening_ended(&self) {
         let fs = self.state().fs.take();
         drop(fs); // as above
     }
 
-    /// Its opening, if it is not open yet.
+    /// How far the opening has come, if the export is not open yet.
     pub fn starting(&self) -> Option<StartState> {
         let state = self.state();
         (!state.open).then(|| StartState {
@@ -253,12 +253,12 @@ impl ExportState {
         self.state().fs.clone()
     }
 
-    /// It is served with this layer, or without one.
+    /// The export is served with this layer, or without one.
     pub fn aggregates(&self, layer: Option<&Arc<Aggregate>>) {
         self.state().aggregate = layer.map(Arc::downgrade);
     }
 
-    /// Its read-ahead and merged writes; none: they are off, or it is not open.
+    /// The export's read-ahead and merged writes; none: they are off, or the export is not open.
     pub fn aggregate(&self) -> Option<Arc<Aggregate>> {
         self.state().aggregate.as_ref().and_then(Weak::upgrade)
     }
@@ -268,12 +268,12 @@ impl ExportState {
         Some(self.aggregate()?.figures().counts())
     }
 
-    /// It is served with this audit, or without one.
+    /// The export is served with this audit, or without one.
     pub fn is_audited(&self, audit: Option<&Arc<Audit>>) {
         self.state().audit = audit.map(Arc::downgrade);
     }
 
-    /// Its audit; none: it is off, or the export is not open.
+    /// The export's audit; none: it is off, or the export is not open.
     pub fn audit(&self) -> Option<Arc<Audit>> {
         self.state().audit.as_ref().and_then(Weak::upgrade)
     }

@@ -17,7 +17,7 @@ impl ExportOpener {
         found.map_err(|unavailable| self.hindrance(unavailable))
     }
 
-    /// Its file system has died while it was opened.
+    /// The export's file system has died while the export was opened.
     pub(super) fn died(&self) -> OpenFailure {
         let noted = self.noted();
         let noted = noted.as_ref().map(|noted| self.compared(noted));

@@ -68,7 +68,7 @@ impl Journal for ServerJournal {
 pub struct Boot {
     path: PathBuf,
     now: String,
-    /// It did: what was not synced may be lost.
+    /// Whether the machine went down since: what was not synced may be lost.
     pub machine_lost: bool,
 }
 
@@ -124,7 +124,7 @@ mod tests {
         assert!(!begin(2).machine_lost);
     }
 
-    /// It counted as that of the first server ever: nobody was waited for.
+    /// An unreadable note counted as that of the first server ever: nobody was waited for.
     #[test]
     fn a_note_that_cannot_be_read_is_no_sign_that_nothing_was_lost() {
         let state = tempfile::tempdir().unwrap();

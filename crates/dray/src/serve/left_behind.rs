@@ -1,6 +1,6 @@
 //! Former servers of which a thread still hangs in a file system.
 //!
-//! Such a thread makes its change when the file system goes on. The export's interrupted changes can be
+//! A thread that was left behind makes its change when the file system goes on. The export's interrupted changes can be
 //! settled only after that.
 //!
 //! A file in the state directory has a line for each export of each such process. The line has the

@@ -53,7 +53,7 @@ use crate::serve::export_state::ExportState;
 use crate::serve::journal::{Boot, ServerJournal};
 use crate::serve::opening::{ExportOpener, SharedState};
 use crate::serve::plan::ServePlan;
-use crate::serve::qos::QosControl;
+use crate::serve::qos::{QosControl, ShareExchanges};
 use crate::serve::slices::SlicesByProjection;
 use crate::serve::workers::{StuckThreads, Workers};
 use crate::signals::{self, EndSignals};
@@ -118,7 +118,8 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let exports: Vec<_> =
         plan.exports.iter().map(|plan| Arc::new(ExportState::new(plan))).collect();
     let slices = slices::of_plan(&plan, &slice_options, (&server, &state_dir));
-    let qos = QosControl::start(&plan.config.qos, &state_dir, &exports)?;
+    let exchanges = Arc::new(ShareExchanges::new(&plan.exports, &exports, &slice_options)?);
+    let qos = QosControl::start(&plan.config.qos, &state_dir, (&exports, &exchanges))?;
     let openings = openings(
         &plan,
         &exports,
@@ -136,7 +137,8 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     plan::warn_of_sharing(&exports); // whose directories are known without links now
     let audits = audit_port::of_exports(&plan.exports, &exports, key, &state_dir);
     let workers = Workers::new(&names, plan.threads).with_slices(slices.clone());
-    let workers = Arc::new(workers.with_audits(audits));
+    let workers = workers.with_exchanges(exchanges.clone()).with_audits(audits);
+    let workers = Arc::new(workers);
     let serving =
         Serving { plan, state_dir, server, exports, slices, qos, workers, state, descriptor_store };
     let mut executor =
@@ -144,6 +146,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let scope = Scope::new();
     let result = executor.block_on(async {
         serving.spawn_followers_of_recovery(boot, &scope);
+        exchanges.spawn(&scope);
         for opening in openings {
             scope.spawn_on(&ExecutorHandle::current(), export_monitor::run(opening));
         }
@@ -487,6 +490,9 @@ async fn answer_control(question: &str, report: &ServerReport) -> serde_json::Va
         },
         (word @ ("drain" | "undrain" | "drained"), who) => {
             slices::administration::answer(&report.slices, word, who).await
+        }
+        (word @ ("quiesce" | "resume" | "quiet"), projection) => {
+            slices::administration::answer_quiesce(&report.slices, word, projection).await
         }
         (word, _) => control::refusal(&format!("unknown question `{word}`")),
     }

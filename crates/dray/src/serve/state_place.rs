@@ -37,7 +37,7 @@ struct Candidate {
 }
 
 /// The directory of an export, by each of its names, as state directories have them.
-struct Wanted {
+struct ExportNames {
     name: String,
     dirs: Vec<String>,
 }
@@ -70,7 +70,7 @@ pub fn open(given: Option<&Path>, exports: &[ExportPlan]) -> Result<StateDir, Fa
     Ok(state)
 }
 
-fn wanted(exports: &[ExportPlan]) -> Vec<Wanted> {
+fn wanted(exports: &[ExportPlan]) -> Vec<ExportNames> {
     let exports = exports.iter().filter(|export| export.backend.has_directory());
     let dirs: Vec<PathBuf> = exports.clone().map(|export| export.dir.clone()).collect();
     // A file system that hangs is waited for by its own export alone.
@@ -78,14 +78,14 @@ fn wanted(exports: &[ExportPlan]) -> Vec<Wanted> {
     let one = |(export, plain): (&ExportPlan, Option<Option<PathBuf>>)| {
         let given = std::path::absolute(&export.dir).unwrap_or_else(|_| export.dir.clone());
         let dirs = plain.flatten().into_iter().chain([given]).map(|dir| escaped(&dir)).collect();
-        Wanted { name: export.name.clone(), dirs }
+        ExportNames { name: export.name.clone(), dirs }
     };
     exports.zip(plain).map(one).collect()
 }
 
-/// Those below `base`, and `base` itself, that know any of the wanted exports. The one that knows
+/// State directories below `base`, and `base` itself, that know any of the wanted exports. The one that knows
 /// most comes first, then the one that was used last.
-fn candidates(base: &Path, wanted: &[Wanted]) -> Vec<Candidate> {
+fn candidates(base: &Path, wanted: &[ExportNames]) -> Vec<Candidate> {
     let entries = std::fs::read_dir(base).into_iter().flatten().flatten();
     let below = entries.map(|entry| entry.path()).take(LOOKED_AT_MAX);
     let candidate = |dir: PathBuf| {
@@ -106,7 +106,7 @@ fn last_used(dir: &Path) -> SystemTime {
 }
 
 /// Says so where a mount may be looked for in vain.
-fn warn_of_others(state: &StateDir, candidates: &[Candidate], wanted: &[Wanted]) {
+fn warn_of_others(state: &StateDir, candidates: &[Candidate], wanted: &[ExportNames]) {
     let own = std::fs::canonicalize(state.dir()).unwrap_or_else(|_| state.dir().to_owned());
     let is_own = |dir: &Path| std::fs::canonicalize(dir).is_ok_and(|dir| dir == own);
     let known = known_dirs(state.dir());
@@ -131,7 +131,7 @@ fn warn_of_others(state: &StateDir, candidates: &[Candidate], wanted: &[Wanted])
 }
 
 /// Whether the server that has this state directory says that it serves none of these exports.
-fn serves_others_only(state: &Path, wanted: &[Wanted]) -> bool {
+fn serves_others_only(state: &Path, wanted: &[ExportNames]) -> bool {
     let Ok(state) = std::fs::canonicalize(state) else { return false };
     let socket = ProcessKind::Server.socket(&paths::short_name(&state));
     let Ok(report) = control::ask(&socket, "status") else { return false };
@@ -177,8 +177,8 @@ fn has_sessions(dir: &Path) -> bool {
 mod tests {
     use super::*;
 
-    fn wanted(dirs: &[&str]) -> Vec<Wanted> {
-        let one = |dir: &&str| Wanted { name: "a".into(), dirs: vec![(*dir).to_owned()] };
+    fn wanted(dirs: &[&str]) -> Vec<ExportNames> {
+        let one = |dir: &&str| ExportNames { name: "a".into(), dirs: vec![(*dir).to_owned()] };
         dirs.iter().map(one).collect()
     }
 

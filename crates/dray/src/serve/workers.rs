@@ -19,6 +19,7 @@ use dray_rpc::server::{Admission, AuditPort, Server, wanted_audit, wanted_export
 use dray_rt::sync::oneshot;
 use dray_rt::{CpuSet, DriverKind, Executor, ExecutorHandle, Scope};
 
+use crate::serve::qos::ShareExchanges;
 use crate::serve::slices::{self, SlicesByProjection};
 
 /// Threads of all exports together. Where there are more exports each has one.
@@ -31,6 +32,7 @@ const GREETING_MAX: Duration = Duration::from_secs(10);
 pub struct Workers {
     exports: BTreeMap<String, Group>,
     slices: SlicesByProjection,
+    exchanges: Arc<ShareExchanges>,
     /// For each projection with slices the thread on which notes of other servers arrive. It waits for
     /// the disk of the state directory, and for no file system of an export.
     ports: BTreeMap<String, Group>,
@@ -98,7 +100,8 @@ impl Workers {
         let each = count.min(THREADS_MAX / exports.len().max(1)).max(1);
         let exports = exports.iter().map(|name| ((*name).to_owned(), Group::of(each))).collect();
         let (slices, ports) = (BTreeMap::new(), BTreeMap::new());
-        Workers { exports, slices, ports, audits: None, cpus, each }
+        let exchanges = Arc::default();
+        Workers { exports, slices, exchanges, ports, audits: None, cpus, each }
     }
 
     /// With these slices of exports among them.
@@ -110,6 +113,11 @@ impl Workers {
     /// With the audits of its exports for readers on other machines.
     pub fn with_audits(self, port: AuditPort) -> Workers {
         Workers { audits: Some(Arc::new(port)), ..self }
+    }
+
+    /// With what other servers say of limits that are kept together.
+    pub fn with_exchanges(self, exchanges: Arc<ShareExchanges>) -> Workers {
+        Workers { exchanges, ..self }
     }
 
     /// Threads that one export may have.
@@ -147,6 +155,8 @@ impl Workers {
     ) {
         let peer = incoming.peer();
         if let Some(slice) = wanted_slice(head) {
+            let other = self.exchanges.serve(&slice, incoming, admission).await;
+            let Some((incoming, admission)) = other else { return };
             return self.serve_notes(&slice, incoming, admission);
         }
         if let Some(port) = self.audits.clone().filter(|_| wanted_audit(head).is_some()) {

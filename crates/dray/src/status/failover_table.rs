@@ -15,6 +15,9 @@ pub(super) fn show(failover: &Value, room: Option<usize>, out: &mut String) {
     };
     let answers = if may_answer { "" } else { "; this server ANSWERS NOBODY meanwhile" };
     line(out, &format!("  failover: {etcd}{answers}"));
+    if let Some(by) = failover["quiesced"]["by"].as_str() {
+        line(out, &format!("    QUIESCED at {by}: clients wait until `dray quiesce --undo`"));
+    }
     for member in list(&failover["members"]) {
         let state = match (member["there"] == true, member["drained"] == true) {
             (true, true) => "drained",
@@ -47,6 +50,7 @@ mod tests {
     fn what_an_administrator_has_to_see_stands_out() {
         let failover = json!({
             "etcd": null, "etcd_error": "http://e:2379: no answer in time", "may_answer": false,
+            "quiesced": { "by": "tcp://io2:7440", "since": 1, "not_quiet": [] },
             "members": [
                 { "server": "tcp://io1:7440", "there": true, "drained": true },
                 { "server": "tcp://io2:7440", "there": false, "drained": false },
@@ -61,6 +65,7 @@ mod tests {
         for part in [
             "NOT IN TOUCH with etcd: http://e:2379",
             "ANSWERS NOBODY",
+            "QUIESCED at tcp://io2:7440",
             "io1:7440: drained",
             "io2:7440: GONE",
             "NOT IN STEP",

@@ -1,6 +1,6 @@
 //! The reports of a server and of a mount, in JSON.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,8 +10,9 @@ use dray_cache::LocalCache;
 use dray_client::{
     ChannelStats, ClientConnection, LeaseMemoryStatus, LossEvent, SessionStatus, UnsyncedStatus,
 };
+use dray_core::NodeId;
 use dray_fuse::{Consistency, InFlight, JobTable, Reporter, Transport};
-use dray_rpc::server::{LeaseStatus, Server, ServerStatus};
+use dray_rpc::server::{ClientStatus, LeaseStatus, Server, ServerStatus};
 use dray_rt::Instant;
 use serde_json::{Value, json};
 
@@ -19,7 +20,7 @@ use crate::mount::flusher;
 use crate::mount::mount_table::MountInfo;
 use crate::serve::export_state::{DirectoryState, ExportState};
 use crate::serve::qos::{self, QosControl};
-use crate::serve::slices::SlicesByProjection;
+use crate::serve::slices::{self, SlicesByProjection};
 use crate::status::servers::servers;
 
 /// What is said of a server beside what it says itself.
@@ -138,7 +139,6 @@ impl ServerReport {
                     "servers": definition.servers.len(),
                 })
             }),
-            "slices": self.slices.get(&export.name).map(|slices| slices.json()),
             "failover": self.slices.get(&export.name).map(|slices| slices.report()),
             "ops": ops,
             "mapped_twice": mapped_twice,
@@ -216,8 +216,19 @@ impl ServerReport {
         let means = |session: u64, host: &str| Some(session) == number || host == who;
         let clients = self.status().clients;
         let meant = clients.iter().filter(|client| means(client.session, &client.host));
-        meant.map(|client| client.session).collect()
+        // A mount of a projection with failover has a session for each slice.
+        let mounts: BTreeSet<_> = meant.clone().filter_map(mount_of).collect();
+        let others = clients
+            .iter()
+            .filter(|client| mount_of(client).is_some_and(|mount| mounts.contains(&mount)));
+        let all: BTreeSet<u64> = meant.chain(others).map(|client| client.session).collect();
+        all.into_iter().collect()
     }
+}
+
+/// The mount of a projection with failover that a session is a part of, by its client and the projection.
+fn mount_of(client: &ClientStatus) -> Option<(NodeId, &str)> {
+    slices::projection_of(&client.export).map(|projection| (client.node, projection))
 }
 
 fn lease_counts(leases: &LeaseStatus) -> Value {

@@ -84,6 +84,7 @@ pub fn run(args: &SurveyArgs) -> Result<(), Failure> {
         counts_on_one_user: false,
         leases: dray_client::LeaseWish::No,
         definition: 0,
+        group: None,
     };
     let mut survey = Survey::new(args);
     let nothing = Loopback::start()?;

@@ -21,7 +21,7 @@ const COPY_BYTES: usize = 1 << 20;
 
 /// What was made so far.
 #[derive(Default)]
-struct Made {
+struct RestoredCounts {
     files: u64,
     directories: u64,
     others: u64,
@@ -33,7 +33,7 @@ pub fn run(args: &ReassembleArgs) -> Result<(), Failure> {
     let disks = TargetDisks::open(&args.disks)?;
     let names = disks.names();
     fs::create_dir(&args.to).doing(|| format!("cannot make {}", args.to.display()))?;
-    let (mut made, mut progress) = (Made::default(), Progress::new(args.json));
+    let (mut made, mut progress) = (RestoredCounts::default(), Progress::new(args.json));
     // The first path of each file with several, by its inode number; directories get their times last.
     let mut linked: HashMap<u64, PathBuf> = HashMap::new();
     let root = fs::symlink_metadata(&names).doing(|| shown(&names))?;
@@ -67,7 +67,7 @@ pub fn run(args: &ReassembleArgs) -> Result<(), Failure> {
     for (from, to, seen) in directories.iter().rev() {
         like(from, to, seen).doing(|| shown(to))?;
     }
-    let Made { files, directories, others, bytes } = made;
+    let RestoredCounts { files, directories, others, bytes } = made;
     if args.json {
         return output::print_json(&json!({
             "projection": disks.definition.name, "files": files, "directories": directories,

@@ -38,34 +38,26 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Serves one request. The error is the kernel's: a negative number.
+    /// Serves one request, and leaves its answer in `answer`. It is not returned, since it is large:
+    /// each future on its way would copy it. The error is the kernel's: a negative number.
     pub(crate) async fn serve(
         &self,
         message: &KernelMessage,
-    ) -> std::result::Result<KernelAnswer, i32> {
-        let mut request = message.decode().map_err(|error| kernel_error(error.errno()))?;
+        answer: &mut std::result::Result<KernelAnswer, i32>,
+    ) {
+        let mut request = match message.decode() {
+            Ok(request) => request,
+            Err(error) => {
+                *answer = Err(kernel_error(error.errno()));
+                return;
+            }
+        };
         if !sees_callers() {
             request.head.pid = Pid(0); // the number is another's there
         }
-        match request.op {
-            Operation::Forget { lookups } => {
-                self.forget(request.head.node, lookups);
-                return Ok(KernelAnswer::Nothing);
-            }
-            Operation::BatchForget { list, .. } => {
-                forgets(list).for_each(|(node, lookups)| self.forget(node, lookups));
-                return Ok(KernelAnswer::Nothing);
-            }
-            Operation::Interrupt { unique } => {
-                self.heed(self.shared.flights.interrupt(unique));
-                return Ok(KernelAnswer::Nothing);
-            }
-            // The server is not asked for operations that it does not serve. The kernel is to
-            // remember that and not ask again.
-            Operation::Other => return Err(-libc::ENOSYS),
-            Operation::Init => return Err(-libc::EIO), // done long ago
-            Operation::Destroy => return Ok(KernelAnswer::Empty),
-            _ => {}
+        if let Some(at_once) = self.serve_at_once(&request) {
+            *answer = at_once;
+            return;
         }
         let (ticket, cancel, overtaken) =
             self.shared.flights.begin(self.index, request.head, request.waits_for_a_lock());
@@ -73,21 +65,49 @@ impl Worker {
         self.look_after_callers();
         let mut cx = self.context(&request);
         cx.cancel = Some(cancel);
-        let result = self.dispatch(&mut cx, &request, message).await;
-        let result = result.map_err(|error| self.answer_to(&request, error));
-        if let Err(error) = &result {
+        let failure = match self.dispatch(&mut cx, &request, message).await {
+            Ok(success) => {
+                *answer = Ok(success);
+                None
+            }
+            Err(error) => Some(self.answer_to(&request, error)),
+        };
+        if let Some(error) = &failure {
             self.note_sent_back(&cx, error).await;
         }
         self.note_changes(&request);
         let signalled = cx.check().is_err();
         drop(cx); // its flag is for the next request
         self.shared.flights.end(ticket);
-        result.map_err(|error| match error.errno() {
-            // The kernel passes an interrupted lock request on to the application as an
-            // internal number unless it has really been signalled.
-            Errno::EINTR if !signalled => -libc::EIO,
-            errno => kernel_error(errno),
-        })
+        if let Some(error) = failure {
+            *answer = Err(match error.errno() {
+                // The kernel passes an interrupted lock request on to the application as an
+                // internal number unless it has really been signalled.
+                Errno::EINTR if !signalled => -libc::EIO,
+                errno => kernel_error(errno),
+            });
+        }
+    }
+
+    /// The answer to a request that no call is made for. None: the request needs one.
+    fn serve_at_once(
+        &self,
+        request: &Request<'_>,
+    ) -> Option<std::result::Result<KernelAnswer, i32>> {
+        match request.op {
+            Operation::Forget { lookups } => self.forget(request.head.node, lookups),
+            Operation::BatchForget { list, .. } => {
+                forgets(list).for_each(|(node, lookups)| self.forget(node, lookups));
+            }
+            Operation::Interrupt { unique } => self.heed(self.shared.flights.interrupt(unique)),
+            // The server is not asked for operations that it does not serve. The kernel is to
+            // remember that and not ask again.
+            Operation::Other => return Some(Err(-libc::ENOSYS)),
+            Operation::Init => return Some(Err(-libc::EIO)), // done long ago
+            Operation::Destroy => return Some(Ok(KernelAnswer::Empty)),
+            _ => return None,
+        }
+        Some(Ok(KernelAnswer::Nothing))
     }
 
     fn context(&self, request: &Request<'_>) -> Context {

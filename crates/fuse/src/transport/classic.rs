@@ -128,10 +128,11 @@ fn serve(worker: &Arc<Worker>, device: &Arc<Source>, message: Buf, buffers: &Arc
     let message = KernelMessage::Classic(message, buffers.clone());
     let replier = Replier { device: device.clone(), unique: head.unique };
     let worker = worker.clone();
-    poll_once_then_spawn(Box::pin(async move {
-        let answer = worker.serve(&message).await;
+    poll_once_then_spawn(async move {
+        let mut answer = Err(-libc::EIO);
+        worker.serve(&message, &mut answer).await;
         replier.send(answer);
-    }));
+    });
 }
 
 /// What came of waiting for a request.

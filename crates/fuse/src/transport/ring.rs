@@ -202,40 +202,42 @@ impl RingEntry {
         opcode::UringCmd80::new(types::Fd(self.device), command).cmd(body).build()
     }
 
-    /// Puts the answer into the entry, waits until nobody uses the payload, and commits.
+    /// Puts the answer into the entry, waits until nobody uses the payload, and commits. Buffers over
+    /// the payload are taken out of `answer`.
     async fn answer(
         &self,
         ring: &Ring,
         token: RingToken,
         unique: u64,
-        answer: Result<KernelAnswer, i32>,
+        answer: &mut Result<KernelAnswer, i32>,
     ) {
-        let (mut error, answer) = match answer {
-            Ok(answer) => (0, answer),
-            Err(error) => (error, KernelAnswer::Empty),
+        let (mut error, bytes) = match &*answer {
+            Ok(answer) => (0, answer.bytes()),
+            Err(error) => (*error, &[][..]),
         };
-        let mut len = answer.bytes().len().min(PAYLOAD_BYTES);
-        let here = std::ptr::eq(answer.bytes().as_ptr(), self.slot.payload.as_ptr());
+        let mut len = bytes.len().min(PAYLOAD_BYTES);
+        let here = std::ptr::eq(bytes.as_ptr(), self.slot.payload.as_ptr());
         // What is not in the payload yet gets there when nobody uses that any more; our
         // own buffers over it go first.
-        let mut elsewhere = match answer {
-            answer if here => {
-                drop(answer);
-                None
-            }
-            KernelAnswer::Data(data) => Some(KernelAnswer::Bytes(data.filled().to_vec())),
-            answer => Some(answer),
-        };
+        if here {
+            *answer = Ok(KernelAnswer::Empty);
+        } else if let Ok(KernelAnswer::Data(data)) = answer {
+            let elsewhere = data.filled().to_vec();
+            *answer = Ok(KernelAnswer::Bytes(elsewhere));
+        }
         if self.mail().lent {
             self.until(|mail| (!mail.lent).then_some(())).await;
         }
         let overwritten = if here { 0 } else { len.min(self.payload_len()) };
         if overwritten > OVERWRITTEN_MAX {
-            (error, len, elsewhere) = (-libc::EIO, 0, None); // no operation has both so long
+            (error, len) = (-libc::EIO, 0); // no operation has both so long
+            *answer = Err(error);
         }
         let request = self.word(COMMIT_ID_AT);
         self.slot.keep(request, overwritten.min(OVERWRITTEN_MAX));
-        if let Some(answer) = &elsewhere {
+        if let Ok(answer) = &*answer
+            && !here
+        {
             len = self.slot.fill(answer.bytes());
         }
         self.used.takes(len);
@@ -338,7 +340,7 @@ pub(crate) fn start_entry(
     let token = ring.attach(entry.clone());
     let serving = serve_entry(queues.clone(), worker.clone(), ring.clone(), (entry, token), spare);
     // What was under way goes first, so it is polled now.
-    poll_once_then_spawn(Box::pin(serving));
+    poll_once_then_spawn(serving);
 }
 
 async fn serve_entry(
@@ -361,26 +363,24 @@ async fn serve_entry(
         let Some(head) = Head::decode(entry.slot.headers()) else { return };
         let arrived = RingRequest { entry: entry.clone(), payload_len: entry.payload_len() };
         if arrived.asks_to_reclaim(&head) {
-            let answer = reclaim_answer(&queues, &entry).await;
+            let mut answer = reclaim_answer(&queues, &entry).await;
             drop(arrived);
-            entry.answer(&ring, token, head.unique, answer).await;
+            entry.answer(&ring, token, head.unique, &mut answer).await;
             continue;
         }
         entry.used.takes(arrived.payload_len);
         let blocks = head.opcode == op::SETLKW && !entry.unlocks();
         let refused = blocks && !queues.begin_blocking(&worker, &ring, entry.cpu);
         queues.begin_request(&worker, &ring, entry.cpu);
-        let answer = if refused {
-            Err(-libc::ENOLCK)
-        } else {
+        let mut answer = Err(-libc::ENOLCK);
+        if !refused {
             let message = KernelMessage::Ring(arrived);
-            let answer = worker.serve(&message).await;
+            worker.serve(&message, &mut answer).await;
             if blocks {
                 queues.end_blocking(entry.cpu);
             }
-            answer
-        };
-        entry.answer(&ring, token, head.unique, answer).await;
+        }
+        entry.answer(&ring, token, head.unique, &mut answer).await;
         queues.end_request(entry.cpu);
         queues.tend_payloads(&worker);
     }

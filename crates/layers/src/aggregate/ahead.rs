@@ -8,8 +8,8 @@ use dray_rt::Instant;
 
 use super::core::later;
 use super::figures::{add, take};
-use super::file_state::{FileState, Parts, is_older};
-use super::streams::{Pattern, Reader};
+use super::file_state::{AggregatedFileState, Parts, is_older};
+use super::streams::{ReadPattern, Reader};
 use super::{AGE_MAX, BLOCK_BYTES};
 
 /// Reads of a stream after which the next window is read before it is asked for.
@@ -22,7 +22,7 @@ const STRIDES_AHEAD: u64 = 4;
 pub(super) const READ_MAX_BYTES: usize = BLOCK_BYTES / 2;
 
 /// A part of a file that was read ahead, or is being read.
-pub(super) struct Window {
+pub(super) struct ReadAheadWindow {
     serial: u64,
     at: u64,
     len_bytes: usize,
@@ -34,7 +34,7 @@ pub(super) struct Window {
     _place: Reservation,
 }
 
-impl Window {
+impl ReadAheadWindow {
     fn end(&self) -> u64 {
         self.at.saturating_add(self.len_bytes as u64)
     }
@@ -52,7 +52,7 @@ struct Fetch {
 }
 
 /// Where the bytes of a read are.
-enum Found {
+enum WindowLookup {
     Here(Buf),
     /// The bytes are being read.
     Coming,
@@ -62,7 +62,7 @@ enum Found {
 }
 
 /// One read of a client.
-pub(super) struct Wanted<'a> {
+pub(super) struct ClientRead<'a> {
     pub(super) cx: &'a Context,
     pub(super) file: &'a Arc<dyn OpenFile>,
     pub(super) reader: Reader,
@@ -70,74 +70,85 @@ pub(super) struct Wanted<'a> {
     pub(super) len_bytes: usize,
 }
 
-impl Wanted<'_> {
+impl ClientRead<'_> {
     fn end(&self) -> u64 {
         self.at.saturating_add(self.len_bytes as u64)
     }
 }
 
-impl FileState {
+impl AggregatedFileState {
     /// The bytes of a read, if it is part of a stream that is read ahead. They are never fewer than
     /// wanted: the file system below is asked where the file ends.
-    pub(super) async fn read_ahead(self: &Arc<Self>, wanted: &Wanted<'_>) -> Option<Buf> {
+    pub(super) async fn read_ahead(self: &Arc<Self>, wanted: &ClientRead<'_>) -> Option<Buf> {
         let pattern = self.parts().streams.note(wanted.reader, wanted.at, wanted.len_bytes as u64);
-        if pattern == Pattern::None {
+        if pattern == ReadPattern::None {
             return None;
         }
         match self.find(wanted) {
-            Found::Here(data) => {
+            WindowLookup::Here(data) => {
                 self.go_on_ahead(wanted, pattern);
                 return Some(data);
             }
-            Found::Coming => self.wait_for(wanted).await,
-            Found::Below => return None,
-            Found::Nowhere => match self.begin_fetch(wanted, pattern) {
-                Some(fetch) => self.fetch(wanted.file, &later(wanted.cx), fetch).await,
+            WindowLookup::Coming => self.wait_for(wanted).await,
+            WindowLookup::Below => return None,
+            WindowLookup::Nowhere => match self.begin_fetch(wanted, pattern) {
+                Some(fetch) => {
+                    // The reader waits for this one.
+                    let cx = Context { class: wanted.cx.class, ..later(wanted.cx) };
+                    self.fetch(wanted.file, &cx, fetch).await;
+                }
                 None => return None,
             },
         }
         // The window can have been forgotten meanwhile. Then the file system below is asked.
-        let Found::Here(data) = self.find(wanted) else { return None };
+        let WindowLookup::Here(data) = self.find(wanted) else { return None };
         self.go_on_ahead(wanted, pattern);
         Some(data)
     }
 
-    fn find(&self, wanted: &Wanted<'_>) -> Found {
+    fn find(&self, wanted: &ClientRead<'_>) -> WindowLookup {
         let mut parts = self.parts();
-        let whole = |window: &&mut Window| window.at <= wanted.at && wanted.end() <= window.end();
-        let Some(window) = parts.windows.iter_mut().find(whole) else { return Found::Nowhere };
-        let Some(data) = &window.data else { return Found::Coming };
+        let whole =
+            |window: &&mut ReadAheadWindow| window.at <= wanted.at && wanted.end() <= window.end();
+        let Some(window) = parts.windows.iter_mut().find(whole) else {
+            return WindowLookup::Nowhere;
+        };
+        let Some(data) = &window.data else { return WindowLookup::Coming };
         let start = (wanted.at - window.at) as usize;
         if is_older(window.begun, AGE_MAX) {
-            return Found::Nowhere;
+            return WindowLookup::Nowhere;
         }
         window.is_read |= start + wanted.len_bytes == data.len();
         match start + wanted.len_bytes <= data.len() {
-            true => Found::Here(data.slice(start..start + wanted.len_bytes)),
-            false => Found::Below,
+            true => WindowLookup::Here(data.slice(start..start + wanted.len_bytes)),
+            false => WindowLookup::Below,
         }
     }
 
-    async fn wait_for(&self, wanted: &Wanted<'_>) {
-        let coming = |window: &Window| {
+    async fn wait_for(&self, wanted: &ClientRead<'_>) {
+        let coming = |window: &ReadAheadWindow| {
             window.data.is_none() && window.at <= wanted.at && wanted.end() <= window.end()
         };
         self.wait_until(|parts| !parts.windows.iter().any(coming)).await;
     }
 
     /// A window for a read that finds none. None: it gains nothing, or there is no memory.
-    fn begin_fetch(self: &Arc<Self>, wanted: &Wanted<'_>, pattern: Pattern) -> Option<Fetch> {
+    fn begin_fetch(
+        self: &Arc<Self>,
+        wanted: &ClientRead<'_>,
+        pattern: ReadPattern,
+    ) -> Option<Fetch> {
         match pattern {
-            Pattern::Sequential { .. } => {
+            ReadPattern::Sequential { .. } => {
                 let len_bytes = to_boundary(wanted.at, wanted.len_bytes);
                 self.begin_window(wanted.cx, wanted.at, len_bytes, true)
             }
             // The piece itself is asked for as it is.
-            Pattern::Strided { .. } => {
+            ReadPattern::Strided { .. } => {
                 self.go_on_ahead(wanted, pattern);
                 None
             }
-            Pattern::None => None,
+            ReadPattern::None => None,
         }
     }
 
@@ -164,7 +175,7 @@ impl FileState {
         }
         let mut place = self.core.windows.take(cx.taker()).ok();
         if place.is_none() {
-            let goes = |one: &&Window| one.data.is_some() && (eager || one.is_read);
+            let goes = |one: &&ReadAheadWindow| one.data.is_some() && (eager || one.is_read);
             let oldest = parts.windows.iter().filter(goes);
             let oldest = oldest.min_by_key(|one| one.serial)?.serial;
             self.remove(&mut parts, |one| one.serial == oldest);
@@ -174,7 +185,7 @@ impl FileState {
         parts.serial += 1;
         let serial = parts.serial;
         let begun = dray_rt::now();
-        parts.windows.push(Window {
+        parts.windows.push(ReadAheadWindow {
             serial,
             at,
             len_bytes,
@@ -212,14 +223,14 @@ impl FileState {
     }
 
     /// Reads on in the background, where a stream is about to come.
-    fn go_on_ahead(self: &Arc<Self>, wanted: &Wanted<'_>, pattern: Pattern) {
+    fn go_on_ahead(self: &Arc<Self>, wanted: &ClientRead<'_>, pattern: ReadPattern) {
         match pattern {
-            Pattern::Sequential { run } if run >= AHEAD_FROM_RUN => {
+            ReadPattern::Sequential { run } if run >= AHEAD_FROM_RUN => {
                 if let Some(next) = self.next_window(wanted) {
                     self.fetch_later(wanted, next, BLOCK_BYTES);
                 }
             }
-            Pattern::Strided { stride_bytes } => {
+            ReadPattern::Strided { stride_bytes } => {
                 for step in 1..=STRIDES_AHEAD {
                     let distance = stride_bytes.saturating_mul(step);
                     if let Some(at) = wanted.at.checked_add(distance) {
@@ -227,26 +238,26 @@ impl FileState {
                     }
                 }
             }
-            Pattern::Sequential { .. } | Pattern::None => {}
+            ReadPattern::Sequential { .. } | ReadPattern::None => {}
         }
     }
 
     /// Where the window begins that follows the one of this read; none: the file ends before.
-    fn next_window(&self, wanted: &Wanted<'_>) -> Option<u64> {
+    fn next_window(&self, wanted: &ClientRead<'_>) -> Option<u64> {
         let parts = self.parts();
-        let whole = |one: &&Window| one.at <= wanted.at && wanted.end() <= one.end();
+        let whole = |one: &&ReadAheadWindow| one.at <= wanted.at && wanted.end() <= one.end();
         let window = parts.windows.iter().find(whole)?;
         let full = window.data.as_ref().is_some_and(|data| data.len() == window.len_bytes);
         full.then(|| window.end())
     }
 
-    fn fetch_later(self: &Arc<Self>, wanted: &Wanted<'_>, at: u64, len_bytes: usize) {
+    fn fetch_later(self: &Arc<Self>, wanted: &ClientRead<'_>, at: u64, len_bytes: usize) {
         let Some(fetch) = self.begin_window(wanted.cx, at, len_bytes, false) else { return };
         let (state, file, cx) = (self.clone(), wanted.file.clone(), later(wanted.cx));
         dray_rt::spawn(async move { state.fetch(&file, &cx, fetch).await });
     }
 
-    fn remove(&self, parts: &mut Parts, goes: impl Fn(&Window) -> bool) {
+    fn remove(&self, parts: &mut Parts, goes: impl Fn(&ReadAheadWindow) -> bool) {
         parts.windows.retain(|window| {
             let gone = goes(window);
             if let Some(data) = window.data.as_ref().filter(|_| gone) {
@@ -288,7 +299,7 @@ fn to_boundary(at: u64, least_bytes: usize) -> usize {
 
 /// A window that is being read. It is not waited for when its reader has failed or was dropped.
 struct Fetching<'a> {
-    state: &'a FileState,
+    state: &'a AggregatedFileState,
     serial: u64,
 }
 

@@ -10,7 +10,7 @@ use dray_core::{Class, FileSystem};
 use dray_core::{Context, Counted, Errno, Error, FileId, IdMap, Result, Shares};
 
 use super::figures::AggregateFigures;
-use super::file_state::FileState;
+use super::file_state::AggregatedFileState;
 use super::late_errors::LateErrors;
 use super::store::{PendingEra, PendingStore};
 use super::{AGE_MAX, BLOCK_BYTES};
@@ -42,7 +42,7 @@ pub struct PendingOptions {
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// The state of an export.
-pub(super) struct Core {
+pub(super) struct AggregateCore {
     pub(super) inner: Arc<dyn FileSystem>,
     pub(super) figures: Arc<AggregateFigures>,
     pub(super) store: Option<Arc<PendingStore>>,
@@ -51,9 +51,9 @@ pub(super) struct Core {
     pub(super) blocks: Arc<Shares>,
     lost: Arc<AtomicBool>,
     stopped: AtomicBool,
-    files: Mutex<IdMap<FileId, Weak<FileState>>>,
+    files: Mutex<IdMap<FileId, Weak<AggregatedFileState>>>,
     /// Files that hold data. Few do, and these are looked through.
-    active: Mutex<IdMap<FileId, Arc<FileState>>>,
+    active: Mutex<IdMap<FileId, Arc<AggregatedFileState>>>,
     /// Files with pending blocks: while there are none, most calls need not look.
     pub(super) pending_files: AtomicUsize,
     /// Late writes that have failed since everything was synced.
@@ -68,19 +68,19 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Core {
+impl AggregateCore {
     /// Errors: those of the file for pending data.
     pub(super) fn new(
         inner: Arc<dyn FileSystem>,
         options: AggregateOptions,
         inherited: IdMap<FileId, Errno>,
-    ) -> io::Result<Arc<Core>> {
+    ) -> io::Result<Arc<AggregateCore>> {
         let slots = options.pending.as_ref().map_or(0, |pending| pending.bytes / BLOCK_BYTES);
         let store = options
             .pending
             .map(|pending| PendingStore::create(&pending.path, slots, pending.era))
             .transpose()?;
-        Ok(Arc::new(Core {
+        Ok(Arc::new(AggregateCore {
             inner,
             figures: Arc::default(),
             store,
@@ -131,7 +131,7 @@ impl Core {
     }
 
     /// The state of a file that is being opened.
-    pub(super) fn state(self: &Arc<Self>, id: FileId) -> Arc<FileState> {
+    pub(super) fn state(self: &Arc<Self>, id: FileId) -> Arc<AggregatedFileState> {
         let mut files = lock(&self.files);
         if let Some(state) = files.get(&id).and_then(Weak::upgrade) {
             return state;
@@ -140,18 +140,18 @@ impl Core {
         if let Some(errno) = lock(&self.inherited).remove(&id) {
             errors.note(errno);
         }
-        let state = FileState::new(self, id, errors);
+        let state = AggregatedFileState::new(self, id, errors);
         files.insert(id, Arc::downgrade(&state));
         state
     }
 
     /// The state of a file that somebody has open.
-    pub(super) fn known(&self, id: FileId) -> Option<Arc<FileState>> {
+    pub(super) fn known(&self, id: FileId) -> Option<Arc<AggregatedFileState>> {
         lock(&self.files).get(&id).and_then(Weak::upgrade)
     }
 
     /// The same if some of its data may be pending.
-    pub(super) fn with_pending(&self, id: FileId) -> Option<Arc<FileState>> {
+    pub(super) fn with_pending(&self, id: FileId) -> Option<Arc<AggregatedFileState>> {
         if self.pending_files.load(Ordering::Acquire) == 0 {
             return None;
         }
@@ -167,7 +167,7 @@ impl Core {
     }
 
     /// A file holds data from now on, until they are old.
-    pub(super) fn activate(self: &Arc<Self>, state: &Arc<FileState>) {
+    pub(super) fn activate(self: &Arc<Self>, state: &Arc<AggregatedFileState>) {
         let mut active = lock(&self.active);
         if self.stopped.load(Ordering::SeqCst) {
             return; // it ends: see `end`
@@ -185,7 +185,7 @@ impl Core {
         self.tended.load(Ordering::Relaxed)
     }
 
-    fn all_active(&self) -> Vec<Arc<FileState>> {
+    fn all_active(&self) -> Vec<Arc<AggregatedFileState>> {
         lock(&self.active).values().cloned().collect()
     }
 
@@ -243,7 +243,7 @@ pub(super) fn later(cx: &Context) -> Context {
 }
 
 /// The task that looks after old data. Its executor may end before it does; then another one begins.
-struct Tending(Weak<Core>);
+struct Tending(Weak<AggregateCore>);
 
 impl Drop for Tending {
     fn drop(&mut self) {

@@ -9,21 +9,21 @@ use dray_core::{
     OpenFile, OpenHow, Result, Seek, SetAttr, Write, Xflags,
 };
 
-use super::ahead::{READ_MAX_BYTES, Wanted};
-use super::core::Core;
+use super::ahead::{ClientRead, READ_MAX_BYTES};
+use super::core::AggregateCore;
 use super::figures::add;
-use super::file_state::FileState;
-use super::late_errors::Heard;
+use super::file_state::AggregatedFileState;
+use super::late_errors::ErrorCursor;
 use super::pending::{OFFSET_MAX, SmallWrite, WRITE_MAX_BYTES};
 use super::streams::Reader;
 
 /// A file open at a client.
 pub(super) struct AggregatedFile {
-    state: Arc<FileState>,
+    state: Arc<AggregatedFileState>,
     inner: Arc<dyn OpenFile>,
     how: OpenHow,
     reader: Reader,
-    heard: Heard,
+    cursor: ErrorCursor,
     /// A write through it has succeeded: the next ones may be merged. What is wrong with all writes of
     /// an open file, such as a file system that is read-only, the first one finds out.
     has_written: AtomicBool,
@@ -31,15 +31,15 @@ pub(super) struct AggregatedFile {
 
 impl AggregatedFile {
     pub(super) fn shared(
-        core: &Arc<Core>,
+        core: &Arc<AggregateCore>,
         inner: Arc<dyn OpenFile>,
         how: OpenHow,
     ) -> Arc<dyn OpenFile> {
         let state = core.state(inner.id());
-        let heard = state.heard_at_open();
+        let cursor = state.cursor_at_open();
         let reader = Reader(core.next_reader());
         let has_written = AtomicBool::new(false);
-        Arc::new(AggregatedFile { state, inner, how, reader, heard, has_written })
+        Arc::new(AggregatedFile { state, inner, how, reader, cursor, has_written })
     }
 
     async fn read_all(&self, cx: &Context, at: u64, mut into: BufMut) -> Io<BufMut> {
@@ -58,7 +58,7 @@ impl AggregatedFile {
         }
         let small = (1..=READ_MAX_BYTES).contains(&len_bytes);
         if small && self.how.reads() && state.core.reads_ahead() {
-            let wanted = Wanted { cx, file: &self.inner, reader: self.reader, at, len_bytes };
+            let wanted = ClientRead { cx, file: &self.inner, reader: self.reader, at, len_bytes };
             if let Some(data) = state.read_ahead(&wanted).await {
                 add(&figures.read_hits, 1);
                 add(&figures.read_hit_bytes, len_bytes as u64);
@@ -85,7 +85,7 @@ impl AggregatedFile {
     async fn write_all(&self, cx: &Context, how: Write, from: Buf) -> Result<usize> {
         cx.check()?;
         let state = &self.state;
-        state.parts().errors.at_write(&self.heard)?;
+        state.parts().errors.at_write(&self.cursor)?;
         if self.may_merge(how, from.len()) {
             let end = how.at + from.len() as u64;
             state.forget(how.at, end);
@@ -217,7 +217,7 @@ impl OpenFile for AggregatedFile {
 
     fn flush<'a>(&'a self, cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>> {
         Box::pin(async move {
-            let settled = self.state.settle_and_report(&self.heard).await;
+            let settled = self.state.settle_and_report(&self.cursor).await;
             self.inner.flush(cx, owner).await?; // locks end in any case
             settled.map_err(|error| error.during(Op::Flush))
         })
@@ -225,7 +225,7 @@ impl OpenFile for AggregatedFile {
 
     fn sync<'a>(&'a self, cx: &'a Context, data_only: bool) -> Fut<'a, Result<()>> {
         Box::pin(async move {
-            let settled = self.state.settle_and_report(&self.heard).await;
+            let settled = self.state.settle_and_report(&self.cursor).await;
             self.inner.sync(cx, data_only).await?;
             settled.map_err(|error| error.during(Op::Sync))
         })
@@ -287,7 +287,7 @@ impl OpenFile for AggregatedFile {
 
     fn close<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {
         Box::pin(async move {
-            let settled = self.state.settle_and_report(&self.heard).await;
+            let settled = self.state.settle_and_report(&self.cursor).await;
             self.inner.close(cx).await?;
             settled.map_err(|error| error.during(Op::Close))
         })

@@ -9,16 +9,16 @@ use dray_core::{FileId, Result};
 use dray_rt::Instant;
 use dray_rt::sync::Notify;
 
-use super::ahead::Window;
-use super::core::Core;
-use super::late_errors::{Heard, LateErrors};
+use super::ahead::ReadAheadWindow;
+use super::core::AggregateCore;
+use super::late_errors::{ErrorCursor, LateErrors};
 use super::pending::Block;
 use super::streams::Streams;
 
 /// What is known and held of a file.
-pub(super) struct FileState {
+pub(super) struct AggregatedFileState {
     pub(super) id: FileId,
-    pub(super) core: Arc<Core>,
+    pub(super) core: Arc<AggregateCore>,
     parts: Mutex<Parts>,
     /// A window was filled, or a block was written.
     pub(super) changed: Notify,
@@ -30,7 +30,7 @@ pub(super) struct FileState {
 #[derive(Default)]
 pub(super) struct Parts {
     pub(super) streams: Streams,
-    pub(super) windows: Vec<Window>,
+    pub(super) windows: Vec<ReadAheadWindow>,
     /// Where the file ended when that was last seen.
     pub(super) end: Option<(u64, Instant)>,
     /// By their number in the file.
@@ -43,9 +43,13 @@ pub(super) struct Parts {
     pub(super) serial: u64,
 }
 
-impl FileState {
-    pub(super) fn new(core: &Arc<Core>, id: FileId, errors: LateErrors) -> Arc<FileState> {
-        Arc::new(FileState {
+impl AggregatedFileState {
+    pub(super) fn new(
+        core: &Arc<AggregateCore>,
+        id: FileId,
+        errors: LateErrors,
+    ) -> Arc<AggregatedFileState> {
+        Arc::new(AggregatedFileState {
             id,
             core: core.clone(),
             parts: Mutex::new(Parts { errors, ..Parts::default() }),
@@ -83,14 +87,14 @@ impl FileState {
         self.parts().privileges_cleared = false;
     }
 
-    pub(super) fn heard_at_open(&self) -> Heard {
-        self.parts().errors.heard_at_open()
+    pub(super) fn cursor_at_open(&self) -> ErrorCursor {
+        self.parts().errors.cursor_at_open()
     }
 
-    /// Writes what is pending. Errors: that of a late write that `heard` has not heard of.
-    pub(super) async fn settle_and_report(self: &Arc<Self>, heard: &Heard) -> Result<()> {
+    /// Writes what is pending. Errors: that of a late write behind `cursor`.
+    pub(super) async fn settle_and_report(self: &Arc<Self>, cursor: &ErrorCursor) -> Result<()> {
         self.settle_all().await;
-        self.parts().errors.at_sync(heard)
+        self.parts().errors.at_sync(cursor)
     }
 
     /// Waits for the next change of windows or blocks, unless `is_over` holds.
@@ -106,7 +110,7 @@ impl FileState {
     }
 }
 
-impl Drop for FileState {
+impl Drop for AggregatedFileState {
     fn drop(&mut self) {
         self.core.ended(self.id);
     }

@@ -9,13 +9,13 @@ use dray_core::{
     XattrSet,
 };
 
-use super::core::{AggregateOptions, Core};
+use super::core::{AggregateCore, AggregateOptions};
 use super::figures::AggregateFigures;
 use super::file::AggregatedFile;
 
 /// A file system that reads ahead and merges small writes.
 pub struct Aggregate {
-    core: Arc<Core>,
+    core: Arc<AggregateCore>,
 }
 
 impl Aggregate {
@@ -26,7 +26,7 @@ impl Aggregate {
         options: AggregateOptions,
         failed: IdMap<FileId, Errno>,
     ) -> io::Result<Aggregate> {
-        Ok(Aggregate { core: Core::new(inner, options, failed)? })
+        Ok(Aggregate { core: AggregateCore::new(inner, options, failed)? })
     }
 
     /// What it has done.

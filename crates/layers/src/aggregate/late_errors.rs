@@ -8,14 +8,14 @@ use dray_core::{Errno, Error};
 #[derive(Debug, Default)]
 pub(super) struct LateErrors {
     count: u64,
-    /// Up to this one somebody has been told.
+    /// Errors up to this one were reported through some open file.
     reported: u64,
     last: Option<Errno>,
 }
 
-/// Up to which error one open file has been told.
+/// Up to which error one open file has reported.
 #[derive(Debug, Default)]
-pub(super) struct Heard {
+pub(super) struct ErrorCursor {
     /// By a sync, or by the close of a descriptor.
     by_sync: AtomicU64,
     by_write: AtomicU64,
@@ -27,25 +27,25 @@ impl LateErrors {
         self.last = Some(errno);
     }
 
-    /// For a file that is opened now: it is told of an error that nobody has been told of.
-    pub(super) fn heard_at_open(&self) -> Heard {
-        let heard = if self.reported == self.count { self.count } else { self.count - 1 };
-        Heard { by_sync: heard.into(), by_write: heard.into() }
+    /// For a file that is opened now: it reports an error that no open file has reported.
+    pub(super) fn cursor_at_open(&self) -> ErrorCursor {
+        let cursor = if self.reported == self.count { self.count } else { self.count - 1 };
+        ErrorCursor { by_sync: cursor.into(), by_write: cursor.into() }
     }
 
     /// What a sync has to report. Writes need not report it any more.
-    pub(super) fn at_sync(&mut self, heard: &Heard) -> Result<(), Error> {
-        heard.by_write.store(self.count, Ordering::Relaxed);
-        self.report(&heard.by_sync)
+    pub(super) fn at_sync(&mut self, cursor: &ErrorCursor) -> Result<(), Error> {
+        cursor.by_write.store(self.count, Ordering::Relaxed);
+        self.report(&cursor.by_sync)
     }
 
     /// What a write has to report. A sync reports it once more, because it must not succeed.
-    pub(super) fn at_write(&mut self, heard: &Heard) -> Result<(), Error> {
-        self.report(&heard.by_write)
+    pub(super) fn at_write(&mut self, cursor: &ErrorCursor) -> Result<(), Error> {
+        self.report(&cursor.by_write)
     }
 
-    fn report(&mut self, heard: &AtomicU64) -> Result<(), Error> {
-        let before = heard.swap(self.count, Ordering::Relaxed);
+    fn report(&mut self, cursor: &AtomicU64) -> Result<(), Error> {
+        let before = cursor.swap(self.count, Ordering::Relaxed);
         match self.last {
             Some(errno) if before < self.count => {
                 self.reported = self.count;
@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn each_open_file_is_told_of_an_error_once() {
         let mut errors = LateErrors::default();
-        let (one, two) = (errors.heard_at_open(), errors.heard_at_open());
+        let (one, two) = (errors.cursor_at_open(), errors.cursor_at_open());
         assert!(errors.at_sync(&one).is_ok());
         errors.note(Errno::ENOSPC);
         assert_eq!(errors.at_write(&one).unwrap_err().errno(), Errno::ENOSPC);
@@ -75,15 +75,15 @@ mod tests {
         );
         assert!(errors.at_sync(&one).is_ok());
         assert!(errors.at_sync(&two).is_err() && errors.at_write(&two).is_ok());
-        assert!(errors.at_sync(&errors.heard_at_open()).is_ok());
+        assert!(errors.at_sync(&errors.cursor_at_open()).is_ok());
     }
 
     #[test]
     fn an_error_that_nobody_was_told_of_is_reported_to_the_next_who_opens_the_file() {
         let mut errors = LateErrors::default();
         errors.note(Errno::EIO);
-        let next = errors.heard_at_open();
+        let next = errors.cursor_at_open();
         assert!(errors.at_sync(&next).is_err());
-        assert!(errors.at_sync(&errors.heard_at_open()).is_ok());
+        assert!(errors.at_sync(&errors.cursor_at_open()).is_ok());
     }
 }

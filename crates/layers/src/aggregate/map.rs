@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use super::extents::Extent;
+use super::extents::BlockExtent;
 
 /// A mapped file. A process that is killed leaves in it all that it has stored.
 pub(crate) struct Map {
@@ -80,7 +80,7 @@ impl Map {
     }
 
     /// The bytes of `extent` of what begins at `at`.
-    pub(super) fn slice(&self, at: usize, extent: Extent) -> &[u8] {
+    pub(super) fn slice(&self, at: usize, extent: BlockExtent) -> &[u8] {
         let start = self.place(at + extent.start as usize, extent.len_bytes());
         // SAFETY: within the mapping. Its holder does not write to what is being read.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), extent.len_bytes()) }

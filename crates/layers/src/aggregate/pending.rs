@@ -12,9 +12,9 @@ use dray_rt::Instant;
 
 use super::BLOCK_BYTES;
 use super::core::later;
-use super::extents::{Extent, Extents};
+use super::extents::{BlockExtent, Extents};
 use super::figures::{add, take};
-use super::file_state::{FileState, Parts, is_older};
+use super::file_state::{AggregatedFileState, Parts, is_older};
 use super::store::SlotLease;
 
 /// Larger writes gain little.
@@ -57,7 +57,7 @@ pub(super) struct SmallWrite<'a> {
 #[derive(Clone, Copy)]
 struct Piece {
     block: u64,
-    extent: Extent,
+    extent: BlockExtent,
     /// Where it begins in the data.
     from: usize,
 }
@@ -73,7 +73,7 @@ enum Added {
     NoRoom,
 }
 
-impl FileState {
+impl AggregatedFileState {
     /// Merges a write. False: it has to be passed on, after what is pending of its bytes.
     pub(super) async fn merge(self: &Arc<Self>, write: &SmallWrite<'_>) -> bool {
         if !self.core.merges() {
@@ -122,7 +122,7 @@ impl FileState {
         block.lease.note(&extents);
         add(&self.core.figures.pending_bytes, extents.bytes() - block.extents.bytes());
         block.extents = extents;
-        let is_whole = extents.cover(Extent { start: 0, end: BLOCK_BYTES as u32 });
+        let is_whole = extents.cover(BlockExtent { start: 0, end: BLOCK_BYTES as u32 });
         drop(parts);
         if !self.core.is_tended() {
             self.core.activate(self);
@@ -308,7 +308,7 @@ pub(super) struct LateWrite {
 }
 
 impl LateWrite {
-    async fn write(&self, state: &FileState) -> Result<()> {
+    async fn write(&self, state: &AggregatedFileState) -> Result<()> {
         for extent in self.extents.iter() {
             let (start, end) = (self.at + u64::from(extent.start), self.at + u64::from(extent.end));
             state.forget(start, end);
@@ -326,7 +326,7 @@ impl LateWrite {
     /// Writes all of an extent. `count` hears of each request. Errors: those of the file system below.
     pub(super) async fn write_extent(
         &self,
-        extent: Extent,
+        extent: BlockExtent,
         mut count: impl FnMut(usize),
     ) -> Result<()> {
         let data = self.lease.buf(extent);
@@ -350,7 +350,7 @@ impl LateWrite {
 
 /// A block that is being written. If that is given up, the next who needs it writes it.
 struct Settling<'a> {
-    state: &'a FileState,
+    state: &'a AggregatedFileState,
     number: u64,
     serial: u64,
 }
@@ -384,7 +384,7 @@ fn pieces(at: u64, len_bytes: usize) -> impl Iterator<Item = Piece> + Clone {
     blocks.map(move |block| {
         let begin = block * block_bytes;
         let (start, stop) = (at.max(begin), end.min(begin.saturating_add(block_bytes)));
-        let extent = Extent { start: (start - begin) as u32, end: (stop - begin) as u32 };
+        let extent = BlockExtent { start: (start - begin) as u32, end: (stop - begin) as u32 };
         Piece { block, extent, from: (start - at) as usize }
     })
 }

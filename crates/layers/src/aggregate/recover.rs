@@ -17,7 +17,7 @@ pub struct Recovered {
     pub bytes: u64,
     /// Of files that are gone: nobody could have read them.
     pub gone_bytes: u64,
-    /// Files of which data could not be written. Whoever opens one again is told.
+    /// Files of which data could not be written. Who opens one again gets the error.
     pub failed: IdMap<FileId, Errno>,
 }
 

@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use dray_core::{Buf, BufMut, FileId, FsUuid, Memory};
 
 use super::BLOCK_BYTES;
-use super::extents::{EXTENTS_MAX, Extent, Extents};
+use super::extents::{BlockExtent, EXTENTS_MAX, Extents};
 use super::map::Map;
 
 /// "draypd" and, in the last byte, the version of the layout, 1.
@@ -108,7 +108,7 @@ impl PendingStore {
         let count = usize::try_from(word(at + bank)).ok().filter(|count| *count <= EXTENTS_MAX)?;
         let places = (0..count).map(|number| at + bank + 8 + number * EXTENT_BYTES);
         let list: Vec<_> =
-            places.map(|place| Extent { start: half(place), end: half(place + 4) }).collect();
+            places.map(|place| BlockExtent { start: half(place), end: half(place + 4) }).collect();
         let extents = Extents::checked(&list, BLOCK_BYTES as u32)?;
         Some(LeftBlock {
             id: FileId { ino: word(at + 8), generation: word(at + 16) },
@@ -193,12 +193,12 @@ impl SlotLease {
     }
 
     /// The bytes of `extent`, which must be pending.
-    pub(super) fn bytes(&self, extent: Extent) -> &[u8] {
+    pub(super) fn bytes(&self, extent: BlockExtent) -> &[u8] {
         self.store.map.slice(self.block_at(), extent)
     }
 
     /// The same without a copy. While the buffer lives, nobody may write to the slot.
-    pub(super) fn buf(self: &Arc<Self>, extent: Extent) -> Buf {
+    pub(super) fn buf(self: &Arc<Self>, extent: BlockExtent) -> Buf {
         let (at, len_bytes) = (self.block_at() + extent.start as usize, extent.len_bytes());
         let start = self.store.map.place(at, len_bytes);
         // SAFETY: the lease keeps the mapping. A block that is being written takes no more data, and
@@ -300,7 +300,7 @@ mod tests {
 
     fn pending(lease: &SlotLease, at: u32, bytes: &[u8], before: &Extents) -> Extents {
         let end = at + bytes.len() as u32;
-        let extents = before.with(Extent { start: at, end }).unwrap();
+        let extents = before.with(BlockExtent { start: at, end }).unwrap();
         lease.write(at, bytes);
         lease.note(&extents);
         extents
@@ -325,7 +325,7 @@ mod tests {
         let one = &left[0];
         assert_eq!((one.id, one.block, one.kill_set_id), (ID, 9, true));
         assert_eq!(one.extents, extents);
-        assert_eq!(&*one.lease.buf(Extent { start: 10, end: 21 }), b"hello world");
+        assert_eq!(&*one.lease.buf(BlockExtent { start: 10, end: 21 }), b"hello world");
         drop(left);
         std::fs::remove_file(&path).unwrap();
         assert!(PendingStore::left(&path, ERA).unwrap().is_none());
@@ -378,7 +378,7 @@ mod tests {
         let store = PendingStore::create(&path, 1, ERA).unwrap();
         let lease = store.lease().unwrap();
         lease.write(0, b"abc");
-        let buffer = lease.buf(Extent { start: 0, end: 3 });
+        let buffer = lease.buf(BlockExtent { start: 0, end: 3 });
         drop(lease);
         assert!(store.lease().is_none());
         assert_eq!(&*buffer, b"abc");

@@ -15,7 +15,7 @@ const DENSE_MAX_BYTES: u64 = 64 << 10;
 
 /// What a read is a part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pattern {
+pub(super) enum ReadPattern {
     /// Nothing that is known.
     None,
     /// A sequence: it goes on behind this read. `run` reads of it have been seen.
@@ -54,7 +54,7 @@ pub(super) struct Streams {
 
 impl Streams {
     /// Notes a read, and says what it is a part of.
-    pub(super) fn note(&mut self, reader: Reader, at: u64, len_bytes: u64) -> Pattern {
+    pub(super) fn note(&mut self, reader: Reader, at: u64, len_bytes: u64) -> ReadPattern {
         self.clock += 1;
         if let Some(stream) = self.list.iter_mut().find(|one| one.is_followed_by(at)) {
             return stream.follow(at, len_bytes, self.clock);
@@ -66,7 +66,7 @@ impl Streams {
             Some(stream) => stream.stride_to(at, len_bytes, clock),
             None => {
                 self.begin(reader, at, len_bytes);
-                Pattern::None
+                ReadPattern::None
             }
         }
     }
@@ -101,11 +101,11 @@ impl Stream {
         }
     }
 
-    fn follow(&mut self, at: u64, len_bytes: u64, clock: u64) -> Pattern {
+    fn follow(&mut self, at: u64, len_bytes: u64, clock: u64) -> ReadPattern {
         self.run = self.run.saturating_add(1);
         self.end = self.end.max(at.saturating_add(len_bytes));
         (self.at, self.len_bytes, self.used) = (at, len_bytes, clock);
-        Pattern::Sequential { run: self.run }
+        ReadPattern::Sequential { run: self.run }
     }
 
     /// Whether the read may be the next one of this reader at a distance.
@@ -119,16 +119,16 @@ impl Stream {
             && (self.strides < 2 || distance == self.stride_bytes)
     }
 
-    fn stride_to(&mut self, at: u64, len_bytes: u64, clock: u64) -> Pattern {
+    fn stride_to(&mut self, at: u64, len_bytes: u64, clock: u64) -> ReadPattern {
         let distance = at - self.at;
         self.strides = if distance == self.stride_bytes { self.strides + 1 } else { 1 };
         self.stride_bytes = distance;
         self.end = at.saturating_add(len_bytes);
         (self.at, self.used) = (at, clock);
         match self.strides {
-            0 | 1 => Pattern::None,
-            run if distance <= DENSE_MAX_BYTES => Pattern::Sequential { run },
-            _ => Pattern::Strided { stride_bytes: distance },
+            0 | 1 => ReadPattern::None,
+            run if distance <= DENSE_MAX_BYTES => ReadPattern::Sequential { run },
+            _ => ReadPattern::Strided { stride_bytes: distance },
         }
     }
 }
@@ -139,10 +139,10 @@ mod tests {
 
     const ONE: Reader = Reader(1);
     const TWO: Reader = Reader(2);
-    const NONE: Pattern = Pattern::None;
+    const NONE: ReadPattern = ReadPattern::None;
 
-    fn sequential(run: u32) -> Pattern {
-        Pattern::Sequential { run }
+    fn sequential(run: u32) -> ReadPattern {
+        ReadPattern::Sequential { run }
     }
 
     #[test]
@@ -190,7 +190,10 @@ mod tests {
         streams.note(ONE, 0, 65_536);
         streams.note(ONE, 65_536, 65_536);
         for at in [3 * 65_536, 2 * 65_536, 5 * 65_536, 4 * 65_536] {
-            assert!(matches!(streams.note(ONE, at, 65_536), Pattern::Sequential { .. }), "{at}");
+            assert!(
+                matches!(streams.note(ONE, at, 65_536), ReadPattern::Sequential { .. }),
+                "{at}"
+            );
         }
     }
 
@@ -200,7 +203,7 @@ mod tests {
         let far = 4 << 20;
         assert_eq!(streams.note(ONE, 0, 4096), NONE);
         assert_eq!(streams.note(ONE, far, 4096), NONE);
-        let strided = Pattern::Strided { stride_bytes: far };
+        let strided = ReadPattern::Strided { stride_bytes: far };
         assert_eq!(streams.note(ONE, 2 * far, 4096), strided);
         assert_eq!(streams.note(ONE, 3 * far, 4096), strided);
         // The reads of somebody else in between change nothing.
@@ -213,7 +216,7 @@ mod tests {
         let mut streams = Streams::default();
         streams.note(ONE, 0, 4096);
         streams.note(ONE, 16_384, 4096);
-        assert!(matches!(streams.note(ONE, 32_768, 4096), Pattern::Sequential { .. }));
+        assert!(matches!(streams.note(ONE, 32_768, 4096), ReadPattern::Sequential { .. }));
     }
 
     #[test]

@@ -23,6 +23,11 @@ impl Bucket {
         Bucket { per_s: per_s.max(1), burst, paid_at: 0 }
     }
 
+    /// Another rate from now on. What has been taken ahead stays as much time as it was.
+    pub fn set_rate(&mut self, per_s: u64) {
+        self.per_s = per_s.max(1);
+    }
+
     /// From when on the next call may take. It may then take any number of units, so that a call
     /// that is larger than the burst goes on, too. The last quarter of the burst is for small calls.
     pub fn ready_at(&self, small: bool) -> Nanos {

@@ -22,6 +22,7 @@ use super::bucket::Nanos;
 use super::identity_cache;
 use super::report::{self, ClassReport, QosReport, SAMPLE_MIN, Sample};
 use super::rules::{Caller, RuleSet};
+use super::sharing::Sharing;
 use super::state::{QosClass, State, WaitingCall, carry_counts};
 use super::tree::{CALL_COST_BYTES, Cost, Rates, Ticket, Tree};
 use super::waiting::Waiting;
@@ -39,7 +40,7 @@ const TIMER_LATE: Nanos = 50_000_000;
 /// The shares of one export. Cheap to clone.
 #[derive(Clone)]
 pub struct QosGate {
-    gate: Arc<Gate>,
+    pub(super) gate: Arc<Gate>,
     /// Another admission, which is asked first.
     first: Option<Arc<dyn CallAdmission>>,
 }
@@ -52,11 +53,18 @@ pub(super) struct Gate {
     generation: AtomicU64,
     /// Calls wait, or did a moment ago.
     is_congested: AtomicBool,
-    /// Below at a time: KiB of large calls, and small calls.
-    large_kib: AtomicU64,
-    small: AtomicU64,
+    below: CallsBelow,
     window_bytes: AtomicU64,
     state: Mutex<State>,
+}
+
+/// Calls below at a time. They have cache lines of their own: all threads change them with each call, and only
+/// read what stands beside.
+#[repr(align(64))]
+struct CallsBelow {
+    /// KiB of large ones.
+    large_kib: AtomicU64,
+    small: AtomicU64,
 }
 
 /// Kinds of grants, in the bits of its number. The highest is of a small call. A large one has its KiB in the
@@ -110,12 +118,12 @@ impl QosGate {
             by_op: AtomicBool::new(false),
             generation: AtomicU64::new(0),
             is_congested: AtomicBool::new(false),
-            large_kib: AtomicU64::new(0),
-            small: AtomicU64::new(0),
+            below: CallsBelow { large_kib: AtomicU64::new(0), small: AtomicU64::new(0) },
             window_bytes: AtomicU64::new(window.bytes()),
             state: Mutex::new(State {
                 rules: RuleSet::default(),
                 tree: Tree::new(Rates::default()),
+                sharing: Sharing::default(),
                 inner: HashMap::new(),
                 classes: HashMap::new(),
                 waiting: Vec::new(),
@@ -170,9 +178,9 @@ impl Gate {
 
     fn has_room(&self, cost: Cost) -> bool {
         match is_small(cost) {
-            true => self.small.load(SeqCst) < SMALL_CALLS_MAX,
+            true => self.below.small.load(SeqCst) < SMALL_CALLS_MAX,
             false => {
-                let (busy, wanted) = (self.large_kib.load(SeqCst), kib(cost));
+                let (busy, wanted) = (self.below.large_kib.load(SeqCst), kib(cost));
                 busy == 0 || (busy + wanted) << 10 <= self.window_bytes.load(SeqCst)
             }
         }
@@ -181,11 +189,11 @@ impl Gate {
     /// Counts a call among those below.
     fn occupy(&self, cost: Cost, now: Nanos) -> Grant {
         if is_small(cost) {
-            self.small.fetch_add(1, SeqCst);
+            self.below.small.fetch_add(1, SeqCst);
             return Grant(SMALL);
         }
         let kib = kib(cost);
-        self.large_kib.fetch_add(kib, SeqCst);
+        self.below.large_kib.fetch_add(kib, SeqCst);
         Grant(micros(now) << KIB_BITS | kib)
     }
 
@@ -243,8 +251,8 @@ impl Gate {
 
     fn let_go(&self, call: &mut WaitingCall, now: Nanos) {
         call.class.begun(call.cost);
-        call.class.waits.fetch_add(1, Relaxed);
-        call.class.wait.fetch_add(now.saturating_sub(call.since), Relaxed);
+        call.class.done.waits.fetch_add(1, Relaxed);
+        call.class.done.wait.fetch_add(now.saturating_sub(call.since), Relaxed);
         call.grant = Some(self.occupy(call.cost, now));
     }
 
@@ -271,8 +279,8 @@ impl Gate {
     fn ended(self: &Arc<Self>, Grant(grant): Grant) {
         let large = (grant & SMALL == 0).then_some(grant & KIB_MASK);
         match large {
-            None => self.small.fetch_sub(1, SeqCst),
-            Some(kib) => self.large_kib.fetch_sub(kib, SeqCst),
+            None => self.below.small.fetch_sub(1, SeqCst),
+            Some(kib) => self.below.large_kib.fetch_sub(kib, SeqCst),
         };
         let is_congested = self.is_congested.load(SeqCst);
         if !is_congested && large.is_none() {
@@ -328,8 +336,7 @@ impl Gate {
             |ticket: &Ticket| state.waiting[*ticket as usize].as_ref().map(|one| one.number);
         tickets.sort_by_key(number);
         let before = std::mem::take(&mut state.classes);
-        state.inner.clear();
-        state.tree = Tree::new(rules.root());
+        state.new_tree(&rules);
         state.window = Window::new(rules.in_service_bytes());
         state.timer = None;
         self.window_bytes.store(state.window.bytes(), SeqCst);
@@ -393,7 +400,7 @@ impl Gate {
         QosReport {
             is_on: state.rules.is_on(),
             window_bytes: self.window_bytes.load(SeqCst),
-            in_service_bytes: self.large_kib.load(SeqCst) << 10,
+            in_service_bytes: self.below.large_kib.load(SeqCst) << 10,
             classes,
         }
     }

@@ -4,10 +4,15 @@
 //! may be under way below. [`QosGate`] asks them for a server, and keeps calls that wait.
 
 mod bucket;
+mod division;
+#[cfg(test)]
+mod fluid;
 mod gate;
 mod identity_cache;
+mod meter;
 mod report;
 pub mod rules;
+mod sharing;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -19,5 +24,6 @@ pub use bucket::Nanos;
 pub use gate::QosGate;
 pub use report::{ClassReport, QosReport};
 pub use rules::{Key, Pattern, QosRule, RuleSet};
+pub use sharing::{ClassUsage, REPORT_MAX};
 pub use tree::{CALL_COST_BYTES, Cost, NodeIndex, Rates, Tree};
 pub use window::Window;

@@ -400,6 +400,12 @@ impl RuleSet {
         self.is_on
     }
 
+    /// Whether any class has a limit or a reservation.
+    pub fn has_rates(&self) -> bool {
+        let of_rules = self.rules.iter().any(|rule| !rule.rates.is_free());
+        of_rules || !self.root.is_free()
+    }
+
     /// Whether the operation tells to which class a call belongs.
     pub fn by_op(&self) -> bool {
         self.by_op

@@ -12,6 +12,7 @@ use super::bucket::Nanos;
 use super::gate::nanos;
 use super::report::{ClassCounts, Sample};
 use super::rules::{Caller, RuleSet};
+use super::sharing::Sharing;
 use super::tree::{Cost, NodeIndex, Rates, Ticket, Tree};
 use super::window::Window;
 
@@ -37,6 +38,13 @@ pub(super) struct QosClass {
     pub(super) node: NodeIndex,
     /// Neither a limit nor a reservation on the way to the root.
     pub(super) is_free: bool,
+    pub(super) done: Counters,
+}
+
+/// What a class has had. On cache lines of their own: all threads change them, and only read what stands beside.
+#[derive(Default)]
+#[repr(align(64))]
+pub(super) struct Counters {
     pub(super) calls: AtomicU64,
     pub(super) bytes: AtomicU64,
     pub(super) waits: AtomicU64,
@@ -45,14 +53,15 @@ pub(super) struct QosClass {
 
 impl QosClass {
     pub(super) fn begun(&self, cost: Cost) {
-        self.calls.fetch_add(1, Relaxed);
-        self.bytes.fetch_add(cost.bytes, Relaxed);
+        self.done.calls.fetch_add(1, Relaxed);
+        self.done.bytes.fetch_add(cost.bytes, Relaxed);
     }
 }
 
 pub(super) struct State {
     pub(super) rules: RuleSet,
     pub(super) tree: Tree,
+    pub(super) sharing: Sharing,
     /// The nodes of rules that others are within.
     pub(super) inner: HashMap<usize, NodeIndex>,
     pub(super) classes: HashMap<(Option<usize>, String), Arc<QosClass>>,
@@ -144,18 +153,14 @@ impl State {
             rates.weight_milli = (rates.weight_milli / BACKGROUND_PART).max(1);
             (rates.reservation, rates.reservation_ops) = (0, 0);
         }
-        let is_free = |rates: &Rates| {
-            let Rates { reservation, reservation_ops, limit, limit_ops, .. } = *rates;
-            [reservation, reservation_ops, limit, limit_ops] == [0; 4]
-        };
-        let mut all_free = is_free(&rates) && is_free(&self.rules.root());
+        let mut all_free = rates.is_free() && self.rules.root().is_free();
         let mut above = key.0;
         while let Some(index) = above {
             let compiled = &self.rules.rules()[index];
-            all_free &= is_free(&compiled.rates);
+            all_free &= compiled.rates.is_free();
             above = compiled.parent;
         }
-        let node = self.tree.add(parent, rates, nanos());
+        let node = self.add_node(parent, (&rule, &key.1), rates);
         let class = Arc::new(QosClass {
             rule,
             value: key.1.clone(),
@@ -163,10 +168,7 @@ impl State {
             rates,
             node,
             is_free: all_free,
-            calls: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            waits: AtomicU64::new(0),
-            wait: AtomicU64::new(0),
+            done: Counters::default(),
         });
         self.classes.insert(key, class.clone());
         class
@@ -183,22 +185,42 @@ impl State {
         }
         let compiled = &self.rules.rules()[index];
         let (rates, up) = (compiled.rates, compiled.parent);
+        let rule = compiled.rule.name.clone();
         let parent = up.map_or(NodeIndex::ROOT, |up| self.inner_node(up));
-        let node = self.tree.add(parent, rates, nanos());
+        let node = self.add_node(parent, (&rule, ""), rates);
         self.inner.insert(index, node);
         node
     }
 
+    /// `rates`: of all servers that share them.
+    fn add_node(&mut self, parent: NodeIndex, name: (&str, &str), rates: Rates) -> NodeIndex {
+        let node = self.tree.add(parent, self.sharing.first_rates(rates), nanos());
+        self.sharing.name(node, name, rates);
+        node
+    }
+
+    /// A tree for these rules, with nothing in it.
+    pub(super) fn new_tree(&mut self, rules: &RuleSet) {
+        self.inner.clear();
+        self.sharing.forget_all();
+        self.tree = Tree::new(self.sharing.first_rates(rules.root()));
+        self.sharing.name(NodeIndex::ROOT, ("", ""), rules.root());
+    }
+
     /// Makes room for other classes.
     pub(super) fn forget_idle(&mut self, generation: &AtomicU64) {
-        let (now, tree) = (nanos(), &mut self.tree);
+        let (now, tree, sharing) = (nanos(), &mut self.tree, &mut self.sharing);
         if now < self.looked_for_idle + LOOK_AGAIN {
             return; // a look takes all classes
         }
         self.looked_for_idle = now;
         self.classes.retain(|_, class| {
             let is_idle = tree.last_used(class.node) + IDLE < now;
-            !(is_idle && tree.remove(class.node))
+            let is_removed = is_idle && tree.remove(class.node);
+            if is_removed {
+                sharing.forget(class.node);
+            }
+            !is_removed
         });
         generation.fetch_add(1, SeqCst);
     }
@@ -223,10 +245,10 @@ impl State {
 
     pub(super) fn counts(&self) -> HashMap<(String, String), ClassCounts> {
         let of = |class: &QosClass| ClassCounts {
-            calls: class.calls.load(Relaxed),
-            bytes: class.bytes.load(Relaxed),
-            waits: class.waits.load(Relaxed),
-            wait: class.wait.load(Relaxed),
+            calls: class.done.calls.load(Relaxed),
+            bytes: class.done.bytes.load(Relaxed),
+            waits: class.done.waits.load(Relaxed),
+            wait: class.done.wait.load(Relaxed),
             waiting: self.tree.waiting_in(class.node) as u64,
         };
         let all = self.classes.values();
@@ -246,10 +268,10 @@ pub(super) fn carry_counts(
     for class in classes.values() {
         let Some(old) = before.get(&(class.rule.clone(), class.value.clone())) else { continue };
         let counts = [
-            (&class.calls, &old.calls),
-            (&class.bytes, &old.bytes),
-            (&class.waits, &old.waits),
-            (&class.wait, &old.wait),
+            (&class.done.calls, &old.done.calls),
+            (&class.done.bytes, &old.done.bytes),
+            (&class.done.waits, &old.done.waits),
+            (&class.done.wait, &old.done.wait),
         ];
         for (new, old) in counts {
             new.fetch_add(old.load(Relaxed), Relaxed);

@@ -5,36 +5,38 @@ use std::collections::BTreeMap;
 use super::Nanos;
 use super::tree::{Cost, NodeIndex, Rates, Ticket, Tree};
 
-const MS: Nanos = 1_000_000;
-const SECOND: Nanos = 1_000_000_000;
-const MIB: u64 = 1 << 20;
+pub(super) const MS: Nanos = 1_000_000;
+pub(super) const SECOND: Nanos = 1_000_000_000;
+/// How often a model looks for a call.
+const LOOK: Nanos = MS / 20;
+pub(super) const MIB: u64 = 1 << 20;
 
 /// Clients that always want more, each with calls under way, and a file system below of one rate.
-struct Model {
-    tree: Tree,
-    now: Nanos,
+pub(super) struct Model {
+    pub(super) tree: Tree,
+    pub(super) now: Nanos,
     /// What the file system does, bytes a second; 0: only the limits say.
     rate: u64,
     /// When it has done what it has.
     busy_until: Nanos,
-    clients: Vec<Client>,
+    pub(super) clients: Vec<Client>,
     /// By ticket: the client.
     tickets: BTreeMap<Ticket, usize>,
     next_ticket: Ticket,
 }
 
-struct Client {
+pub(super) struct Client {
     leaf: NodeIndex,
-    call: Cost,
+    pub(super) call: Cost,
     depth: usize,
-    is_idle: bool,
+    pub(super) is_idle: bool,
     waiting: usize,
-    done_bytes: u64,
+    pub(super) done_bytes: u64,
     done_calls: u64,
 }
 
 impl Model {
-    fn new(root: Rates, rate: u64) -> Model {
+    pub(super) fn new(root: Rates, rate: u64) -> Model {
         Model {
             tree: Tree::new(root),
             now: SECOND,
@@ -46,7 +48,13 @@ impl Model {
         }
     }
 
-    fn client(&mut self, parent: NodeIndex, rates: Rates, bytes: u64, depth: usize) -> usize {
+    pub(super) fn client(
+        &mut self,
+        parent: NodeIndex,
+        rates: Rates,
+        bytes: u64,
+        depth: usize,
+    ) -> usize {
         let leaf = self.tree.add(parent, rates, self.now);
         self.clients.push(Client {
             leaf,
@@ -71,14 +79,14 @@ impl Model {
         }
     }
 
-    fn run(&mut self, time: Nanos) {
+    pub(super) fn run(&mut self, time: Nanos) {
         let end = self.now + time;
         while self.now < end {
             self.ask();
             let has_room = self.busy_until <= self.now;
             match self.tree.next(self.now, |_| has_room) {
                 Some(ticket) => self.done(ticket),
-                None => self.now += MS / 20,
+                None => self.now += LOOK,
             }
         }
         self.ask();
@@ -90,12 +98,13 @@ impl Model {
         client.done_bytes += client.call.bytes;
         client.done_calls += 1;
         if let Some(lasts) = (client.call.weighed() * SECOND).checked_div(self.rate) {
-            self.busy_until = self.busy_until.max(self.now) + lasts;
+            // It has been idle at most since the look before.
+            self.busy_until = self.busy_until.max(self.now - LOOK) + lasts;
         }
     }
 
     /// Bytes that each does in `time`.
-    fn rates(&mut self, time: Nanos) -> Vec<f64> {
+    pub(super) fn rates(&mut self, time: Nanos) -> Vec<f64> {
         let before: Vec<u64> = self.clients.iter().map(|client| client.done_bytes).collect();
         self.run(time);
         let seconds = time as f64 / SECOND as f64;

@@ -13,9 +13,12 @@
 //! A node that had nothing to do begins at the virtual time of its parent. It does not save up what
 //! it did not use, nor pays for what it used while others were idle.
 
+mod usage;
+
 use std::collections::{BTreeSet, VecDeque};
 
 use super::bucket::{Bucket, Nanos};
+use super::meter::Meter;
 
 /// A call that waits, by the caller's number.
 pub type Ticket = u32;
@@ -59,6 +62,14 @@ pub struct Rates {
     pub limit_ops: u64,
     /// What it may take ahead of its limits, as time.
     pub burst: Nanos,
+}
+
+impl Rates {
+    /// Whether there is neither a limit nor a reservation.
+    pub fn is_free(&self) -> bool {
+        let Rates { reservation, reservation_ops, limit, limit_ops, .. } = *self;
+        [reservation, reservation_ops, limit, limit_ops] == [0; 4]
+    }
 }
 
 impl Default for Rates {
@@ -109,6 +120,7 @@ struct Node {
     due: Option<Nanos>,
     queue: VecDeque<(Ticket, Cost)>,
     last_used: Nanos,
+    meter: Meter,
 }
 
 impl Node {
@@ -128,7 +140,13 @@ impl Node {
             due: None,
             queue: VecDeque::new(),
             last_used: 0,
+            meter: Meter::default(),
         }
+    }
+
+    /// Its limits and reservations.
+    fn buckets(&mut self) -> impl Iterator<Item = &mut Option<Bucket>> {
+        self.limits.iter_mut().chain(&mut self.reservations)
     }
 
     fn has_work(&self) -> bool {
@@ -143,12 +161,19 @@ impl Node {
         limits.map(|bucket| bucket.ready_at(small)).max().unwrap_or(0)
     }
 
+    /// Which of its limits lets calls begin last.
+    fn slowest_limit(&self) -> usize {
+        let [bytes, calls] = self.limits.map(|bucket| bucket.map_or(0, |one| one.ready_at(false)));
+        usize::from(calls > bytes)
+    }
+
     /// The earliest time at which one of its reservations is due.
     fn due_at(&self) -> Option<Nanos> {
         self.reservations.iter().flatten().map(|bucket| bucket.ready_at(true)).min()
     }
 
     fn charge(&mut self, now: Nanos, cost: Cost) {
+        self.meter.take([cost.bytes, 1]);
         for (bucket, units) in self.limits.iter_mut().zip([cost.bytes, 1]) {
             bucket.iter_mut().for_each(|bucket| bucket.take(now, units, 0));
         }
@@ -174,13 +199,18 @@ pub struct Tree {
     /// Nodes with work and a reservation, by when it is due.
     due: BTreeSet<(Nanos, NodeIndex)>,
     waiting: usize,
+    /// Those of the nodes with limits or reservations that have worked since their usage was nothing.
+    metered: Vec<NodeIndex>,
+    metered_at: Nanos,
 }
 
 impl Tree {
     /// A tree of a root alone.
     pub fn new(root: Rates) -> Tree {
         let nodes = vec![Node::new(NodeIndex::ROOT, root)];
-        Tree { nodes, free: Vec::new(), held: BTreeSet::new(), due: BTreeSet::new(), waiting: 0 }
+        let (held, due) = (BTreeSet::new(), BTreeSet::new());
+        let (free, metered) = (Vec::new(), Vec::new());
+        Tree { nodes, free, held, due, waiting: 0, metered, metered_at: 0 }
     }
 
     /// A new child of `parent`. `now`: it counts as used then.
@@ -204,6 +234,7 @@ impl Tree {
         let node = &self.nodes[leaf.at()];
         let is_idle = !node.has_work() && node.held_until.is_none() && node.key.is_none();
         if is_idle {
+            self.metered.retain(|one| *one != leaf);
             self.free.push(leaf);
         }
         is_idle
@@ -315,7 +346,9 @@ impl Tree {
             && until <= now
         {
             self.held.pop_first();
-            self.nodes[index.at()].held_until = None;
+            let node = &mut self.nodes[index.at()];
+            node.held_until = None;
+            node.meter.held_by(now, None);
             self.update(now, index);
         }
     }
@@ -354,12 +387,14 @@ impl Tree {
             let started = node.start.max(virtual_now);
             node.start = started.saturating_add(node.length(cost.weighed()));
             node.charge(now, cost);
+            self.list(index);
             // A call out of turn does not move the time past those that wait.
             let begun = first.map_or(started, |(first, _)| first.min(started));
-            index = node.parent;
+            index = self.nodes[index.at()].parent;
             self.nodes[index.at()].virtual_now = virtual_now.max(begun);
         }
         self.nodes[NodeIndex::ROOT.at()].charge(now, cost);
+        self.list(NodeIndex::ROOT);
         self.update(now, leaf);
     }
 
@@ -385,6 +420,8 @@ impl Tree {
         if until == node.held_until {
             return;
         }
+        let limit = until.map(|_| node.slowest_limit());
+        node.meter.held_by(now, limit);
         if let Some(before) = std::mem::replace(&mut node.held_until, until) {
             self.held.remove(&(before, index));
         }

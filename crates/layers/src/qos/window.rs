@@ -5,6 +5,7 @@
 //! than twice as long as alone, and grows while it is what holds calls up. This is the control of
 //! TCP Vegas (Brakmo, Peterson, IEEE JSAC 13(8), 1995), for calls. How long they take alone is
 //! measured for a moment every ten seconds, with a small window (as BBR does: ACM Queue 14(5), 2016).
+//! A window that holds nobody up is not measured: the measurement itself would hold calls up.
 
 use super::bucket::Nanos;
 
@@ -13,7 +14,7 @@ const PERIOD: Nanos = 50_000_000;
 /// Looks from one measurement to the next.
 const BASE_PERIODS: u32 = 200;
 /// Looks that one takes; calls of before end in the first.
-const PROBE_PERIODS: u32 = 3;
+const MEASURED_PERIODS: u32 = 3;
 const MIN_BYTES: u64 = 2 << 20;
 const MAX_BYTES: u64 = 256 << 20;
 const FIRST_BYTES: u64 = 16 << 20;
@@ -29,8 +30,11 @@ pub struct Window {
     sum: Nanos,
     /// Calls waited for room in this period.
     was_full: bool,
-    /// How long calls took with a small window, time for each MiB; none: it is measured.
+    /// Calls waited for room since the last measurement.
+    holds_up: bool,
+    /// How long calls took with a small window, time for each MiB; none: nobody knows.
     base: Option<Nanos>,
+    is_measuring: bool,
     /// Looks since the last measurement began.
     periods: u32,
     /// The window before it.
@@ -41,13 +45,15 @@ impl Window {
     /// `fixed_bytes`: as large; none: it adapts.
     pub fn new(fixed_bytes: Option<u64>) -> Window {
         Window {
-            bytes: fixed_bytes.unwrap_or(MIN_BYTES),
+            bytes: fixed_bytes.unwrap_or(FIRST_BYTES),
             is_fixed: fixed_bytes.is_some(),
             ends: 0,
             sum_bytes: 0,
             sum: 0,
             was_full: false,
+            holds_up: false,
             base: None,
+            is_measuring: false,
             periods: 0,
             kept_bytes: FIRST_BYTES,
         }
@@ -80,21 +86,22 @@ impl Window {
         let each = (u128::from(self.sum) << 20) / u128::from(self.sum_bytes.max(1));
         let each = Nanos::try_from(each).unwrap_or(Nanos::MAX).max(1);
         self.periods += 1;
+        self.holds_up |= self.was_full;
         match self.base {
-            None if self.periods >= PROBE_PERIODS => {
-                self.base = Some(each);
+            _ if self.is_measuring && self.periods < MEASURED_PERIODS => {}
+            _ if self.is_measuring => {
+                (self.base, self.is_measuring, self.holds_up) = (Some(each), false, false);
                 self.bytes = self.kept_bytes;
             }
-            None => {}
-            Some(_) if self.periods >= BASE_PERIODS => {
-                (self.base, self.periods) = (None, 0);
+            base if self.holds_up && (base.is_none() || self.periods >= BASE_PERIODS) => {
+                (self.is_measuring, self.periods) = (true, 0);
                 self.kept_bytes = std::mem::replace(&mut self.bytes, MIN_BYTES);
             }
             Some(base) if each > base.saturating_mul(2) => {
                 self.bytes = (self.bytes * 4 / 5).max(MIN_BYTES);
             }
             Some(_) if self.was_full => self.bytes = (self.bytes * 5 / 4).min(MAX_BYTES),
-            Some(_) => {}
+            Some(_) | None => {}
         }
         (self.ends, self.was_full) = (now + PERIOD, false);
         (self.sum_bytes, self.sum) = (0, 0);
@@ -127,5 +134,15 @@ mod tests {
         assert!(slow <= 16 << 20, "{slow}");
         assert!((32 << 20..=160 << 20).contains(&fast), "{fast}");
         assert_eq!(Window::new(Some(7)).bytes(), 7);
+    }
+
+    /// One user alone lost the time of each measurement.
+    #[test]
+    fn a_window_that_holds_nobody_up_is_not_made_small_to_measure() {
+        let mut window = Window::new(None);
+        for ms in 0..30_000 {
+            window.ended(ms * 1_000_000, 1 << 20, 3_000_000);
+            assert_eq!(window.bytes(), FIRST_BYTES, "{ms} ms");
+        }
     }
 }

@@ -11,11 +11,11 @@ use dray_core::{
 use dray_rt::timeout;
 
 use crate::client::channel::{CallAnswer, CallFailure, OutgoingCall, ReplyInfo, error_of};
-use crate::client::durability::{Confirmation, FileChange, Writer, changes_of};
+use crate::client::durability::{Confirmation, FileChange, LoggedWriter, changes_of};
 use crate::client::holdings::tickets::{ReopenRequest, reopen};
 use crate::client::link::SessionState;
 use crate::client::session::ClientSession;
-use crate::client::slots::{ReplaySlot, SlotUse};
+use crate::client::slots::{ReplaySlot, SlotPurpose};
 use crate::wire::{Call, Change, Input, PAGE_MAX_BYTES, Ticket, Wire};
 
 /// Tries within one epoch of the server. A server that loses a file between its opening and the
@@ -33,7 +33,7 @@ pub(crate) struct RemoteFile {
     ticket: (Option<Ticket>, u64),
     at_open: Option<Box<AtOpen>>,
     closed: AtomicBool,
-    writer: Writer,
+    writer: LoggedWriter,
 }
 
 impl RemoteFile {
@@ -49,7 +49,7 @@ impl RemoteFile {
         let renewed = session.link.files.renewed();
         let ticket = (ticket.or_else(|| session.link.files.ticket(handle)), renewed);
         let (at_open, closed) = (at_open.map(Box::new), AtomicBool::new(false));
-        let writer = Writer::new(id);
+        let writer = LoggedWriter::new(id);
         RemoteFile { session, id, handle, how, ticket, at_open, closed, writer }
     }
 
@@ -135,7 +135,7 @@ impl RemoteFile {
         call: Call<'_>,
         data: Option<Buf>,
     ) -> Result<(T, ReplyInfo)> {
-        let purpose = if data.is_some() { SlotUse::Data } else { SlotUse::Names };
+        let purpose = if data.is_some() { SlotPurpose::Data } else { SlotPurpose::Names };
         let slot = self.session.take_slot(cx, purpose).await?;
         self.send(cx, &call, Some(&slot), (data, None)).await
     }
@@ -386,7 +386,7 @@ impl OpenFile for RemoteFile {
             let to = to.filter(|to| Arc::ptr_eq(&to.session, &self.session));
             let Some(to) = to else { return Err(Error::new(Errno::EXDEV).during(Op::CopyRange)) };
             let call = Call::CopyRange { handle: self.handle, at, to: to.handle, to_at, len_bytes };
-            let slot = self.session.take_slot(cx, SlotUse::Data).await?;
+            let slot = self.session.take_slot(cx, SlotPurpose::Data).await?;
             let (copied, made) = self.send(cx, &call, Some(&slot), (None, Some(to))).await?;
             to.changed(cx, made, None, &[]); // what was copied was never here
             believable(copied, len_bytes)

@@ -14,7 +14,7 @@ use crate::client::file::RemoteFile;
 use crate::client::link::{Link, SessionState};
 use crate::client::open_ahead::{Guess, Surplus};
 use crate::client::session::ClientSession;
-use crate::client::slots::{ReplaySlot, SlotUse};
+use crate::client::slots::{ReplaySlot, SlotPurpose};
 use crate::wire::{Call, Change, Input, Ticket, Wire};
 
 /// The client's substitute for an operation that a server of an earlier version does not have.
@@ -112,7 +112,7 @@ impl RemoteFs {
         cx: &Context,
         call: Call<'_>,
     ) -> Result<(T, ReplyInfo)> {
-        let slot = self.session.take_slot(cx, SlotUse::Names).await?;
+        let slot = self.session.take_slot(cx, SlotPurpose::Names).await?;
         let outcome = self.send(cx, &call, Some(&slot), None).await;
         cx.keep(slot);
         outcome
@@ -306,7 +306,7 @@ impl RemoteFs {
         mode: u32,
         data: Buf,
     ) -> Result<()> {
-        let slot = self.session.take_slot(cx, SlotUse::Names).await?;
+        let slot = self.session.take_slot(cx, SlotPurpose::Names).await?;
         let call = Call::Put { dir, name: name.as_bytes(), mode };
         let (id, made): (FileId, _) = self.send(cx, &call, Some(&slot), Some(data.clone())).await?;
         self.name_changed((dir, name.as_bytes()), made, ExpectedName::File(id));

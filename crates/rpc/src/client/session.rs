@@ -18,7 +18,8 @@ use crate::client::leases::{LeaseMemoryStatus, LeaseWish};
 use crate::client::link::{Link, ServerEnd};
 use crate::client::memory::SessionMemory;
 use crate::client::open_ahead::OpenAheadStats;
-use crate::client::slots::{ReplaySlot, SlotUse};
+use crate::client::session_group::SessionGroup;
+use crate::client::slots::{ReplaySlot, SlotPurpose};
 use crate::wire::NotifyHead;
 
 /// Connections that one mount makes to one server at most; further threads share.
@@ -53,6 +54,8 @@ pub struct ClientOptions {
     /// Fingerprint of the definition of the projection by which the front end places files. With 0
     /// the front end knows of none, and is refused with the definition where there is one.
     pub definition: u64,
+    /// Where the mount has a session for each slice of a projection: all of them.
+    pub group: Option<Arc<SessionGroup>>,
 }
 
 impl ClientOptions {
@@ -252,6 +255,9 @@ impl ClientSession {
         let (channels, read_choice) = (RwLock::default(), AdaptiveChoice::default());
         let session =
             Arc::new(ClientSession { link, number, info, channels, read_choice, beginning });
+        if let Some(group) = &session.link.options.group {
+            group.join(&session.link);
+        }
         session.schedule_syncs();
         session
     }
@@ -384,7 +390,7 @@ impl ClientSession {
     pub(crate) async fn take_slot(
         self: &Arc<ClientSession>,
         cx: &Context,
-        purpose: SlotUse,
+        purpose: SlotPurpose,
     ) -> Result<ReplaySlot> {
         if self.begins_with_use() {
             self.channel()?;
@@ -556,6 +562,7 @@ pub(crate) mod tests {
             counts_on_one_user: false,
             leases: LeaseWish::No,
             definition: 0,
+            group: None,
         };
         let root = FileId { ino: 1, generation: 1 };
         let info = FsInfo { uuid: FsUuid(1), root, kind: String::new(), read_only: false };

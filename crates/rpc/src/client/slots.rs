@@ -35,7 +35,7 @@ const FEW_PART: usize = 16;
 
 /// What a slot is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SlotUse {
+pub(crate) enum SlotPurpose {
     /// A change of data. More slots are left for others than by other changes: a kernel makes those
     /// with a directory locked, and others wait for that.
     Data,
@@ -221,7 +221,7 @@ impl ClientSlots {
     pub(crate) async fn take(
         self: &Arc<ClientSlots>,
         cx: &Context,
-        (origin, purpose): (Origin, SlotUse),
+        (origin, purpose): (Origin, SlotPurpose),
     ) -> Result<ReplaySlot> {
         let wanted = dray_rt::now();
         poll_fn(|task| {
@@ -283,11 +283,11 @@ impl State {
     /// Whether the caller's user may take another slot. A server may hold up all changes of one
     /// user, so that some slots are for users who have few (ADR 0048). The steps of one request, and
     /// what was asked for before, wait for nobody.
-    fn leaves_enough(&self, cx: &Context, origin: Origin, purpose: SlotUse) -> bool {
+    fn leaves_enough(&self, cx: &Context, origin: Origin, purpose: SlotPurpose) -> bool {
         let (count, used) = (self.count as usize, self.used.len());
         let part = match purpose {
-            SlotUse::Data => NOT_OF_DATA_PART,
-            SlotUse::Names => OF_OTHERS_PART,
+            SlotPurpose::Data => NOT_OF_DATA_PART,
+            SlotPurpose::Names => OF_OTHERS_PART,
         };
         if count.saturating_sub(used) > count / part || cx.internal || cx.steps.is_some() {
             return true; // nearly always
@@ -380,7 +380,7 @@ mod tests {
     fn take(slots: &Arc<ClientSlots>, request: u64) -> ReplaySlot {
         let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
         executor
-            .block_on(slots.take(&Context::system(), (of_own(request), SlotUse::Names)))
+            .block_on(slots.take(&Context::system(), (of_own(request), SlotPurpose::Names)))
             .unwrap()
     }
 
@@ -410,8 +410,10 @@ mod tests {
         let thread = std::thread::spawn(move || {
             let mut executor = Executor::new(DriverKind::Epoll).unwrap();
             executor.block_on(async {
-                let slot =
-                    other.take(&Context::system(), (of_own(100), SlotUse::Names)).await.unwrap();
+                let slot = other
+                    .take(&Context::system(), (of_own(100), SlotPurpose::Names))
+                    .await
+                    .unwrap();
                 let known = (slot.number, slot.sequence);
                 drop(slot);
                 done.send(known).unwrap();
@@ -440,7 +442,7 @@ mod tests {
         slots.begin_anew(4);
         let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
         let error = executor
-            .block_on(slots.take(&Context::system(), (of_own(100), SlotUse::Names)))
+            .block_on(slots.take(&Context::system(), (of_own(100), SlotPurpose::Names)))
             .err()
             .expect("twice");
         assert_eq!((error.errno(), error.fate()), (Errno::EIO, dray_core::Fate::Unknown));
@@ -464,8 +466,9 @@ mod tests {
             let memory = SessionMemory::from_fd(fd.try_clone().unwrap()).unwrap();
             let successor = Arc::new(ClientSlots::new(Arc::new(memory)));
             let mut executor = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
-            let taken = executor
-                .block_on(successor.take(&Context::system(), (of_own(request), SlotUse::Names)));
+            let taken = executor.block_on(
+                successor.take(&Context::system(), (of_own(request), SlotPurpose::Names)),
+            );
             taken.err().is_some_and(|error| error.errno() == Errno::EIO)
         };
         assert!(unknown(100) && unknown(102) && !unknown(104));

@@ -47,9 +47,9 @@ pub use leases::LeaseStatus;
 pub use options::{ServerOptions, StateLoss};
 pub use recovery::tally::RecoveryStatus;
 pub use replication::{
-    HandOverRefusal, JournalReplica, Membership, MemoryRegistry, PageCacheId, RegistryMember,
-    ReplicaLink, ReplicaRefusal, Revision, ServerNumber, ServingLease, SliceChange, SliceOptions,
-    SliceServer, SliceState, WireLink,
+    BatchTaker, HandOverRefusal, JournalReplica, Membership, MemoryRegistry, PageCacheId,
+    RegistryMember, ReplicaLink, ReplicaRefusal, Revision, ServerNumber, ServingLease, SliceChange,
+    SliceOptions, SliceServer, SliceState, WireLink,
 };
 #[cfg(feature = "sabotage")]
 pub use sabotage::Sabotage;

@@ -7,7 +7,7 @@ use dray_fabric::BufferPool;
 
 use crate::auth::Key;
 use crate::server::forwarding::ForwardingNodes;
-use crate::server::sabotage::Broken;
+use crate::server::sabotage::BrokenPromises;
 #[cfg(feature = "sabotage")]
 use crate::server::sabotage::Sabotage;
 
@@ -90,8 +90,8 @@ impl Default for ServerOptions {
 impl ServerOptions {
     /// The promise that a test breaks in this server. Without the feature `sabotage` there is none,
     /// as the compiler can see.
-    pub(crate) fn broken(&self) -> Broken {
-        Broken {
+    pub(crate) fn broken(&self) -> BrokenPromises {
+        BrokenPromises {
             #[cfg(feature = "sabotage")]
             what: self.sabotage,
         }

@@ -125,29 +125,28 @@ impl Reply {
         self.results.put(out);
     }
 
-    /// Sends it as the answer to the call of this tag; `settled` as in [`ReplyHead`]. Errors: those
-    /// of the connection; `EMSGSIZE`, it is longer than a message.
+    /// Sends it as the answer to the call of this tag; `settled` as in [`ReplyHead`]. Its data go with
+    /// it. Errors: those of the connection; `EMSGSIZE`, it is longer than a message.
     pub(super) fn send(
-        self,
+        &mut self,
         connection: &dyn Connection,
         tag: u32,
         settled: bool,
     ) -> io::Result<()> {
-        let Reply { head, results, data } = self;
-        let reply = Reply { head: ReplyHead { tag, settled, ..head }, results, data: None };
+        (self.head.tag, self.head.settled) = (tag, settled);
         let mut message = SPARE.take();
         message.clear();
-        reply.put(&mut message);
-        let sent = connection.send(&message, data);
+        self.put(&mut message);
+        let sent = connection.send(&message, self.data.take());
         if message.capacity() <= SPARE_MAX_BYTES {
             let _ = SPARE.try_with(|spare| spare.set(message)); // the thread may be ending
         }
         sent
     }
 
-    /// The reply without the ticket, for a client that does not know tickets.
-    pub(super) fn without_ticket(self) -> Reply {
-        self.with_ticket(None)
+    /// Takes the ticket out, for a client that does not know tickets.
+    pub(super) fn take_ticket(&mut self) {
+        self.head.ticket = None;
     }
 }
 

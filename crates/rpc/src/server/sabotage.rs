@@ -1,7 +1,7 @@
 //! The promises that a test breaks in a server on purpose, to prove that the test would notice.
 //!
 //! The cargo feature `sabotage` belongs to `dray-testkit` and to tests. The shipped program is
-//! compiled without it: there [`Broken`] is empty, and the compiler removes each use of it.
+//! compiled without it: there [`BrokenPromises`] is empty, and the compiler removes each use of it.
 
 use dray_core::Op;
 
@@ -60,6 +60,8 @@ pub enum Sabotage {
     Shipping,
     /// A server goes on answering when its lease has ended.
     ServingLease,
+    /// A backup takes notes whatever server epoch they are of.
+    Epochs,
     /// A backup counts as in step before it has its copy.
     InStep,
     /// The copy for a backup leaves sessions out.
@@ -78,12 +80,12 @@ pub enum Sabotage {
 
 /// The promise that is broken in one server.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Broken {
+pub(crate) struct BrokenPromises {
     #[cfg(feature = "sabotage")]
     pub(crate) what: Option<Sabotage>,
 }
 
-impl Broken {
+impl BrokenPromises {
     /// Whether exactly this is broken.
     pub(crate) fn is(self, what: Sabotage) -> bool {
         self.what() == Some(what)

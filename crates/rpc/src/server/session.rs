@@ -91,8 +91,10 @@ pub(crate) struct ServerSession {
     pub(crate) questions: Questions,
     /// Changes by others to what it has open.
     pub(crate) pending_notifications: PendingNotifications,
-    /// Its leases. None: its client has never asked for any, or the export gives none.
+    /// The leases of the session. None: its client has never asked for any, or the export gives none.
     lease_holder: OnceLock<Arc<LeaseHolder>>,
+    /// The notes in the journal that it has locks.
+    lock_notes: locks::LockNotes,
     files: Mutex<IdMap<u64, Opened>>,
     state: Mutex<State>,
 }
@@ -154,6 +156,7 @@ impl ServerSession {
             questions: Questions::default(),
             pending_notifications: PendingNotifications::default(),
             lease_holder: OnceLock::new(),
+            lock_notes: locks::LockNotes::default(),
             files: Mutex::default(),
             state: Mutex::default(),
         }

@@ -1,6 +1,6 @@
 //! What a command that reads the audit of an export says to the server, and what the server answers.
 //!
-//! The command says [`AuditHello`]. Challenge and proof follow as for a client; the proof covers the
+//! The command says [`AuditHello`]. Challenge and proof follow as for a client. The proof covers the
 //! whole hello, so that the proof of a client is none of a reader. Behind [`AuditWelcome`] the reader
 //! asks one thing at a time. A server sends nothing that was not asked for, so a reader that is slow
 //! takes no memory of it.
@@ -107,7 +107,7 @@ wire_struct! {
     AuditSummary {
         /// Which log it is; none: it is empty.
         log: Option<u128>,
-        /// Its segments.
+        /// The segments of the log.
         segments: u64,
         /// Bytes of them.
         bytes: u64,
@@ -157,7 +157,7 @@ pub enum AuditCall {
     },
     /// To remove a consumer.
     Deregister {
-        /// Its name.
+        /// The name of the consumer.
         name: String,
     },
     /// To move a bookmark on.
@@ -262,7 +262,7 @@ pub enum AuditReply {
     Part(AuditPart),
     /// What there is.
     Summary(AuditSummary),
-    /// It is done.
+    /// What was asked for is done.
     Done {
         /// The consumer's bookmark now; 0 if it has been removed.
         bookmark: u64,

@@ -72,7 +72,7 @@ wire_struct! {
         /// Which operation.
         op: Op,
         /// Bits of [`CallHead::ONE_WAY`], [`CallHead::RECOVERY`], [`CallHead::HALF`],
-        /// [`CallHead::REST`] and later ones.
+        /// [`CallHead::REST`], [`CallHead::BACKGROUND`] and later ones.
         flags: u16,
         /// Number of the call among those under way on its connection.
         tag: u32,
@@ -106,6 +106,8 @@ impl CallHead {
     pub const HALF: u16 = 4;
     /// With [`CallHead::HALF`]: the second half, which is not counted as another read.
     pub const REST: u16 = 8;
+    /// No process waits for the call: it yields to those of others where bandwidth is shared (ADR 0048).
+    pub const BACKGROUND: u16 = 16;
 
     /// Where `identity` stands in a message: its number differs between connections, so
     /// a call that is sent again gets another.
@@ -191,6 +193,11 @@ impl NotifyHead {
     /// From the client: it has dropped all that the recall with the number that follows, eight
     /// bytes, asked back.
     pub const RECALLED: u8 = 14;
+    /// From the client: is the server there? It answers with [`NotifyHead::PRESENT`]. That takes no tag, since
+    /// all may be taken by calls that a file system does not answer.
+    pub const PROBE: u8 = 15;
+    /// From the server: the answer to [`NotifyHead::PROBE`].
+    pub const PRESENT: u8 = 16;
 
     /// Appends kind and head.
     pub fn put_message(&self, out: &mut Vec<u8>) {

@@ -21,6 +21,7 @@ mod rows;
 mod stamp;
 mod ticket;
 mod types;
+mod usage;
 
 pub use audit::{
     AuditCall, AuditConsumer, AuditHello, AuditPart, AuditReply, AuditSummary, AuditWanted,
@@ -44,6 +45,7 @@ pub use rows::{
 };
 pub use stamp::{Change, FileDurableStamp, Stamp, get_durable_stamps, put_durable_stamp};
 pub use ticket::Ticket;
+pub use usage::{USAGE_MAX, UsageEntry, get_usage, put_usage};
 
 /// Oldest protocol version that is understood.
 pub const VERSION_MIN: u16 = 1;
@@ -80,6 +82,8 @@ pub const FEATURE_LEARN: u64 = 512;
 /// Feature: the client keeps what is leased to it, and answers [`NotifyHead::RECALL`]. Where an
 /// export leases nothing, the server leaves the feature out.
 pub const FEATURE_LEASES: u64 = 1024;
+/// Feature: the server answers [`NotifyHead::PROBE`].
+pub const FEATURE_PROBES: u64 = 2048;
 /// All features that this version knows.
 pub const FEATURES: u64 = FEATURE_STAMPS
     | FEATURE_TICKETS
@@ -91,7 +95,8 @@ pub const FEATURES: u64 = FEATURE_STAMPS
     | FEATURE_XFLAGS
     | FEATURE_OPEN_NAMED
     | FEATURE_LEARN
-    | FEATURE_LEASES;
+    | FEATURE_LEASES
+    | FEATURE_PROBES;
 /// Among a server's features: its machine has lost power, and it waits for what clients
 /// have kept.
 pub const RECOVERING: u64 = 1 << 63;

@@ -33,6 +33,8 @@ pub(super) async fn after(world: &mut World, crashed: Option<usize>) -> Outcome<
         }
     }
     world.work.verify(&world.clients[0]).await?;
+    // A call that its caller no longer waits for may still be under way.
+    at_rest(world).await?;
     same_trees(&world.clients).await?;
     world.work.clone().settled(world).await?;
     given_back(world).await
@@ -56,8 +58,12 @@ type Tree = BTreeMap<Vec<u8>, (FileId, u64, u32)>;
 async fn same_trees(clients: &[SimClient]) -> Outcome<()> {
     let first = tree(&clients[0]).await?;
     for client in &clients[1..] {
-        if tree(client).await? != first {
-            return Err(format!("clients 0 and {} see different trees", client.number));
+        let other = tree(client).await?;
+        if other != first {
+            return Err(format!(
+                "clients 0 and {} see different trees: {first:?} {other:?}",
+                client.number
+            ));
         }
     }
     Ok(())

@@ -15,8 +15,8 @@ use dray_rt::sync::oneshot;
 use dray_rt::{ExecutorHandle, Scope};
 
 use super::Outcome;
+use super::fleet::SERVERS;
 use super::machine::EXPORT;
-use super::pair::SERVERS;
 use crate::step::identity;
 
 /// All callers are root, so it matters to none who checks them.
@@ -60,16 +60,16 @@ pub(super) struct MountHow {
     pub(super) replay_bytes: u64,
     /// How long it waits for the server; none: for ever.
     pub(super) limit: Option<Duration>,
-    /// There are two servers.
-    pub(super) pair: bool,
-    /// It wants leases.
+    /// The slice that it mounts, which has two servers; none: the export of the only server.
+    pub(super) slice: Option<&'static str>,
+    /// The client wants leases.
     pub(super) leases: bool,
 }
 
 impl MountHow {
     /// One that keeps so many bytes, and waits for its one server for ever.
     pub(super) fn keeping(replay_bytes: u64) -> MountHow {
-        MountHow { replay_bytes, limit: None, pair: false, leases: false }
+        MountHow { replay_bytes, limit: None, slice: None, leases: false }
     }
 }
 
@@ -87,9 +87,9 @@ impl SimClient {
         network: &Network,
         name: &str,
         number: usize,
-        MountHow { replay_bytes, limit, pair, leases }: MountHow,
+        MountHow { replay_bytes, limit, slice, leases }: MountHow,
     ) -> SimClient {
-        let (export, host) = (EXPORT.into(), name.into());
+        let (export, host) = (slice.unwrap_or(EXPORT).into(), name.into());
         let options = ClientOptions {
             export,
             key: None,
@@ -101,12 +101,13 @@ impl SimClient {
             counts_on_one_user: false,
             leases: if leases { LEASES } else { LeaseWish::No },
             definition: 0,
+            group: None,
         };
         loop {
             let servers = SERVERS.map(|server| network.connector_from(name, server));
-            let connector: Arc<dyn Connect> = match pair {
-                true => Arc::new(ConnectInTurn::new(servers.into())),
-                false => servers[0].clone(),
+            let connector: Arc<dyn Connect> = match slice {
+                Some(_) => Arc::new(ConnectInTurn::new(servers.into())),
+                None => servers[0].clone(),
             };
             let session =
                 ClientSession::connect(connector, options.clone(), SessionMemory::heap()).await;

@@ -24,7 +24,7 @@ pub struct FaultCounts {
 }
 
 impl FaultCounts {
-    /// Those of a site so far, of whose clients so many crashed, and so many were evicted.
+    /// Counts of a site so far. Of its clients `client_crashes` crashed and `evictions` were evicted.
     pub(super) fn of(
         machine: &ServerMachine,
         network: Counts,

@@ -8,9 +8,9 @@ use std::hash::Hash;
 /// What was done to the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegisterOp {
-    /// It was found to be this.
+    /// A read found this value.
     Read(u64),
-    /// It was set to this.
+    /// A write set this value.
     Write(u64),
 }
 
@@ -23,7 +23,7 @@ pub struct HistoryEvent<K = RegisterOp> {
     pub to: u64,
     /// What it was.
     pub kind: K,
-    /// It need not have happened: nobody got an answer.
+    /// The operation need not have happened: nobody got an answer.
     pub optional: bool,
 }
 

@@ -1,5 +1,5 @@
-//! The server's machine: a disk and a journal that outlive the server process. Or two machines, of
-//! which one serves ([`ServerPair`]).
+//! The server's machine: a disk and a journal that outlive the server process. Or the two machines of a
+//! slice, of which one serves ([`ServerPair`]).
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use dray_rpc::server::{
 };
 use dray_rt::{ExecutorHandle, Scope};
 
-use super::pair::{PairKind, ServerPair};
+use super::pair::ServerPair;
 use crate::fixture::TempDir;
 
 /// The server's name on the network.
@@ -54,7 +54,7 @@ struct Inner {
     slow: Option<(u64, Duration)>,
     /// Where pending data outlive the process, if the server merges writes.
     merging: Option<TempDir>,
-    /// There are two machines.
+    /// There are several machines.
     pair: Option<ServerPair>,
     instance: Mutex<ServerInstance>,
 }
@@ -70,7 +70,7 @@ struct ServerInstance {
     boot: u128,
     /// What the server that starts next has lost.
     loss: StateLoss,
-    /// It leases names and attributes.
+    /// The server leases names and attributes.
     leases: bool,
     deaths: u64,
     power_losses: u64,
@@ -85,7 +85,7 @@ impl ServerMachine {
         sabotage: Option<Sabotage>,
         slow: Option<(u64, Duration)>,
     ) -> ServerMachine {
-        ServerMachine::of(network, sabotage, slow, None, None)
+        ServerMachine::with(network, sabotage, slow, None)
     }
 
     /// The same, whose server reads ahead and merges writes. Their data outlive it in `merging`.
@@ -95,32 +95,21 @@ impl ServerMachine {
         slow: Option<(u64, Duration)>,
         merging: Option<TempDir>,
     ) -> ServerMachine {
-        ServerMachine::of(network, sabotage, slow, merging, None)
+        ServerMachine::of(network, (new_disk(), None), (sabotage, slow), merging)
     }
 
-    /// Two of them, of which one serves and the other one takes over.
-    pub(super) fn pair(
-        network: &Network,
-        sabotage: Option<Sabotage>,
-        slow: Option<(u64, Duration)>,
-        kind: PairKind,
-    ) -> ServerMachine {
-        ServerMachine::of(network, sabotage, slow, None, Some(kind))
+    /// The two of a slice, of which one serves and the other one takes over.
+    pub(super) fn of_pair(pair: ServerPair) -> ServerMachine {
+        let network = pair.network().clone();
+        ServerMachine::of(&network, (pair.disk(), Some(pair)), (None, None), None)
     }
 
     fn of(
         network: &Network,
-        sabotage: Option<Sabotage>,
-        slow: Option<(u64, Duration)>,
+        (disk, pair): (Arc<MemoryDisk>, Option<ServerPair>),
+        (sabotage, slow): (Option<Sabotage>, Option<(u64, Duration)>),
         merging: Option<TempDir>,
-        pair: Option<PairKind>,
     ) -> ServerMachine {
-        let disk = Arc::new(MemoryDisk::new(MemoryOptions {
-            root_mode: 0o777,
-            read_pause: Some(READ_PAUSE),
-            ..MemoryOptions::default()
-        }));
-        let pair = pair.map(|kind| ServerPair::new(network, disk.clone(), sabotage, slow, kind));
         ServerMachine(Arc::new(Inner {
             network: network.clone(),
             disk,
@@ -146,6 +135,11 @@ impl ServerMachine {
         }))
     }
 
+    /// The network of its clients.
+    pub(super) fn network(&self) -> &Network {
+        &self.0.network
+    }
+
     fn instance(&self) -> MutexGuard<'_, ServerInstance> {
         self.0.instance.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -158,7 +152,7 @@ impl ServerMachine {
     /// Starts the server process, which takes over from the one before.
     pub(super) async fn start(&self) {
         if let Some(pair) = &self.0.pair {
-            return pair.start().await;
+            return pair.fleet().start().await;
         }
         let loss = self.instance().loss;
         let fs = self.0.disk.mount();
@@ -236,10 +230,8 @@ impl ServerMachine {
     pub(super) fn kill(&self) {
         if let Some(pair) = &self.0.pair {
             let repeated = self.status().repeated_calls;
-            pair.kill();
-            let mut instance = self.instance();
-            instance.deaths += 1;
-            instance.repeated += repeated;
+            pair.fleet().kill();
+            self.instance().repeated += repeated;
             return;
         }
         self.0.disk.kill(); // first: the end of the process's objects must change nothing
@@ -282,7 +274,10 @@ impl ServerMachine {
 
     /// Times that the server process died.
     pub(super) fn deaths(&self) -> u64 {
-        self.instance().deaths
+        match &self.0.pair {
+            Some(pair) => pair.fleet().deaths(),
+            None => self.instance().deaths,
+        }
     }
 
     /// Of these, times that the machine lost power.
@@ -308,7 +303,7 @@ impl ServerMachine {
         self.server().as_ref().map(Server::status).unwrap_or_default()
     }
 
-    /// Both machines, if there are two.
+    /// Both machines of a slice, if there are two.
     pub(super) fn as_pair(&self) -> Option<&ServerPair> {
         self.0.pair.as_ref()
     }
@@ -341,6 +336,15 @@ impl ServerMachine {
         }
         dray_rpc::server::Journal::load(&self.0.journal).len()
     }
+}
+
+/// An empty disk of a server's.
+pub(super) fn new_disk() -> Arc<MemoryDisk> {
+    Arc::new(MemoryDisk::new(MemoryOptions {
+        root_mode: 0o777,
+        read_pause: Some(READ_PAUSE),
+        ..MemoryOptions::default()
+    }))
 }
 
 /// One operation in so many takes so long.

@@ -10,6 +10,8 @@ mod check;
 mod client;
 mod eviction;
 mod faults;
+mod fleet;
+mod fleet_link;
 mod history;
 mod leaving;
 mod machine;
@@ -22,20 +24,22 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dray_core::Fut;
 use dray_fabric::sim::Network;
 use dray_rpc::server::Sabotage;
 use dray_rt::{DriverKind, Executor, random_u64, timeout};
 
 use crate::fixture::TempDir;
 use client::{ClientNode, MountHow, SimClient};
+use fleet::Fleet;
 use machine::ServerMachine;
 use torment::RunPlan;
 use work::Workload;
 
 pub use faults::FaultCounts;
+pub use fleet::PairKind;
 pub use history::{HistoryEvent, RegisterOp, linearizable, linearizable_from};
 pub use leaving::run_leaving;
-pub use pair::PairKind;
 pub use power::{run_power_loss, run_power_losses, run_power_losses_merging, run_power_losses_of};
 pub use work::{PowerKind, WorkloadKind};
 
@@ -79,8 +83,8 @@ pub struct RunFailure {
 }
 
 impl RunFailure {
-    /// It shows no fault, and does not prove that there is none: too many calls may have been carried
-    /// out or not.
+    /// Whether the run neither shows a fault nor proves that there is none: too many calls may have
+    /// been carried out or not.
     pub fn is_undecided(&self) -> bool {
         self.what.starts_with(history::UNDECIDED)
     }
@@ -143,7 +147,19 @@ pub fn run_takeovers(
     seed: u64,
     sabotage: Option<Sabotage>,
 ) -> Result<RunReport, RunFailure> {
-    run_planned(seed, sabotage, |seed| RunPlan { kind, ..RunPlan::of_pair(seed, pair) })
+    run_failover(2, (pair, kind), seed, sabotage)
+}
+
+/// The same with this many servers, which are two or three. Three have three slices, with clients of their
+/// own.
+pub fn run_failover(
+    servers: usize,
+    (pair, kind): (PairKind, WorkloadKind),
+    seed: u64,
+    sabotage: Option<Sabotage>,
+) -> Result<RunReport, RunFailure> {
+    let draw = |seed| RunPlan { kind, ..RunPlan::of_fleet(seed, pair, servers) };
+    run_planned(seed, sabotage, draw)
 }
 
 fn run_planned(
@@ -181,39 +197,87 @@ struct World {
 }
 
 async fn simulate(plan: &RunPlan, sabotage: Option<Sabotage>) -> Outcome<RunReport> {
-    let network = Network::new();
-    let merging = plan.merges.then(|| TempDir::new("merging").expect("a directory"));
-    let machine = match plan.pair {
-        Some(kind) => ServerMachine::pair(&network, sabotage, plan.slow, kind),
-        None => ServerMachine::with(&network, sabotage, plan.slow, merging),
-    };
-    machine.lease(plan.kind.leases());
-    machine.start().await;
-    let work = plan.kind.work(plan.clients);
-    let mut world = World { network, machine, nodes: Vec::new(), clients: Vec::new(), work };
-    for number in 0..plan.clients {
-        world.add_client(number, plan).await?;
+    let mut world = World::new(plan, sabotage);
+    world.machine.lease(plan.kind.leases());
+    world.machine.start().await;
+    world.begin_work(plan).await?;
+    let mut others = world.of_further_slices(plan);
+    let further = plan.of_further_slice();
+    for other in &mut others {
+        other.begin_work(&further).await?;
     }
-    world.work.prepare(&world.clients[0]).await?;
-    let crashed = torment::during(&world, plan).await?;
+    let all = std::iter::once((&world, plan)).chain(others.iter().map(|other| (other, &further)));
+    let torments =
+        all.map(|(world, plan)| -> Fut<'_, _> { Box::pin(torment::during(world, plan)) });
+    let mut crashed = None;
+    for tormented in dray_rt::join_all(torments.collect()).await {
+        crashed = tormented?.or(crashed);
+    }
     let gone = u64::from(crashed.is_some());
     let (evictions, crashes) = if plan.evicts() { (gone, 0) } else { (0, gone) };
     let faults = FaultCounts::of(&world.machine, world.network.counts(), (crashes, evictions));
-    let checked = timeout(TIME_MAX, check::after(&mut world, crashed)).await;
-    checked.map_err(|_| format!("the checks do not end: {}", world.standstill()))??;
-    let takeovers = world.machine.as_pair().map_or(0, pair::ServerPair::takeovers);
+    world.check(crashed).await?;
+    for other in &mut others {
+        other.check(None).await?;
+    }
     Ok(RunReport {
         work: world.work.name(),
         clients: plan.clients,
         faults,
         merged: world.machine.merged(),
-        takeovers,
+        takeovers: others.iter().chain([&world]).map(World::takeovers).sum(),
         took: Duration::from_nanos(dray_rt::now().as_nanos()),
         fingerprint: random_u64(),
     })
 }
 
 impl World {
+    /// One whose servers do not run yet.
+    fn new(plan: &RunPlan, sabotage: Option<Sabotage>) -> World {
+        let pair = plan.fleet.and_then(|fleet| {
+            let fleet = Fleet::new(fleet, sabotage, plan.slow, machine::new_disk);
+            fleet.pairs().next()
+        });
+        let machine = match pair {
+            Some(pair) => ServerMachine::of_pair(pair),
+            None => {
+                let merging = plan.merges.then(|| TempDir::new("merging").expect("a directory"));
+                ServerMachine::with(&Network::new(), sabotage, plan.slow, merging)
+            }
+        };
+        World::of(machine, plan)
+    }
+
+    fn of(machine: ServerMachine, plan: &RunPlan) -> World {
+        let (network, work) = (machine.network().clone(), plan.kind.work(plan.clients));
+        World { network, machine, nodes: Vec::new(), clients: Vec::new(), work }
+    }
+
+    /// Those of the other slices of the same servers.
+    fn of_further_slices(&self, plan: &RunPlan) -> Vec<World> {
+        let pairs = self.machine.as_pair().into_iter().flat_map(|pair| pair.fleet().pairs());
+        pairs.skip(1).map(|pair| World::of(ServerMachine::of_pair(pair), plan)).collect()
+    }
+
+    /// Mounts the clients.
+    async fn begin_work(&mut self, plan: &RunPlan) -> Outcome<()> {
+        for number in 0..plan.clients {
+            self.add_client(number, plan).await?;
+        }
+        self.work.prepare(&self.clients[0]).await
+    }
+
+    /// After the last fault.
+    async fn check(&mut self, crashed: Option<usize>) -> Outcome<()> {
+        let checked = timeout(TIME_MAX, check::after(self, crashed)).await;
+        checked.map_err(|_| format!("the checks do not end: {}", self.standstill()))?
+    }
+
+    /// How often the share of one server became that of another one.
+    fn takeovers(&self) -> u64 {
+        self.machine.as_pair().map_or(0, pair::ServerPair::takeovers)
+    }
+
     /// What everybody waits for, when it takes too long.
     fn standstill(&self) -> String {
         let clients: Vec<_> =
@@ -224,7 +288,8 @@ impl World {
 
     async fn add_client(&mut self, number: usize, plan: &RunPlan) -> Outcome<()> {
         let (limit, leases) = (plan.kind.limit(), plan.kind.leases());
-        let how = MountHow { replay_bytes: REPLAY_BYTES, limit, pair: plan.pair.is_some(), leases };
+        let slice = self.machine.as_pair().map(pair::ServerPair::name);
+        let how = MountHow { replay_bytes: REPLAY_BYTES, limit, slice, leases };
         let name = format!("client{number}");
         let node = ClientNode::new(&self.network, name.clone());
         let network = self.network.clone();

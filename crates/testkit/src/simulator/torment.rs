@@ -6,8 +6,8 @@ use dray_fabric::sim::Weather;
 use dray_rt::sync::watch;
 use dray_rt::{random_u64, sleep, timeout};
 
+use super::fleet::{FleetPlan, PairKind};
 use super::machine::SERVER;
-use super::pair::{PairCut, PairKind};
 use super::work::{WorkloadKind, notifications};
 use super::{Outcome, TIME_MAX, World, eviction};
 
@@ -36,12 +36,12 @@ pub(super) struct RunPlan {
     pub(super) cut_every: Option<Duration>,
     /// When a client crashes.
     pub(super) crash_after: Option<Duration>,
-    /// It does not crash then: the administrator has it go. See [`RunPlan::evicts`].
+    /// The client does not crash then: the administrator evicts it. See [`RunPlan::evicts`].
     pub(super) evict: bool,
     /// The server reads ahead and merges writes.
     pub(super) merges: bool,
-    /// There are two servers, of which one serves.
-    pub(super) pair: Option<PairKind>,
+    /// There are several servers that take over from each other.
+    pub(super) fleet: Option<FleetPlan>,
 }
 
 fn below(bound: u64) -> u64 {
@@ -75,7 +75,7 @@ impl RunPlan {
             // Not drawn: seeds that once showed a fault show it still.
             evict: seed % 3 == 1,
             merges: false,
-            pair: None,
+            fleet: None,
         };
         if plan.evict && plan.crash_after.is_some() {
             (plan.kill_every, plan.cut_every) = (None, None);
@@ -83,12 +83,18 @@ impl RunPlan {
         plan
     }
 
-    /// As [`RunPlan::draw`], with two servers. Nobody is evicted, and no client crashes. What it wrote last
+    /// As [`RunPlan::draw`], with several servers. Nobody is evicted, and no client crashes. What it wrote last
     /// nobody sends again, and an older change that another client sends again would replace it.
-    pub(super) fn of_pair(seed: u64, pair: PairKind) -> RunPlan {
+    pub(super) fn of_fleet(seed: u64, kind: PairKind, servers: usize) -> RunPlan {
         let plan = RunPlan::draw(seed);
         let kill_every = Some(millis(2, 400));
-        RunPlan { evict: false, crash_after: None, pair: Some(pair), kill_every, ..plan }
+        let fleet = Some(FleetPlan { kind, servers });
+        RunPlan { evict: false, crash_after: None, fleet, kill_every, ..plan }
+    }
+
+    /// Of further slices of the same servers: one of them sees to the deaths of these.
+    pub(super) fn of_further_slice(&self) -> RunPlan {
+        RunPlan { kill_every: None, cut_every: None, ..self.clone() }
     }
 
     /// Whether somebody is evicted: only where nobody else lets a client in again that is cut off
@@ -116,7 +122,7 @@ pub(super) async fn during(world: &World, plan: &RunPlan) -> Outcome<Option<usiz
         torments.push(dray_rt::spawn_join(cut_networks(world, plan, every, stopped.clone())));
     }
     let looks = match plan.kind {
-        WorkloadKind::Told => Some(dray_rt::spawn_join(look(world, stopped))),
+        WorkloadKind::Notified => Some(dray_rt::spawn_join(look(world, stopped))),
         _ => None,
     };
     let (mut crashed, mut outcome) = (None, Ok(()));
@@ -158,13 +164,13 @@ fn kill_servers(
 ) -> impl Future<Output = ()> + use<> {
     let (machine, network) = (world.machine.clone(), world.network.clone());
     let clients = plan.clients as u64;
-    let deaths_max = if plan.pair.is_some() { TAKEOVERS_MAX } else { DEATHS_MAX };
+    let deaths_max = if plan.fleet.is_some() { TAKEOVERS_MAX } else { DEATHS_MAX };
     let every = every * plan.kind.slowness();
     async move {
         while machine.deaths() < deaths_max && go_on(&stopped, every).await {
             if let Some(pair) = machine.as_pair()
                 && below(3) == 0
-                && pair.hand_over().await
+                && pair.fleet().draw_pair().hand_over().await
             {
                 continue;
             }
@@ -189,16 +195,16 @@ fn cut_networks(
     stopped: watch::Receiver<bool>,
 ) -> impl Future<Output = ()> + use<> {
     let (network, clients) = (world.network.clone(), plan.clients as u64);
-    let pair = world.machine.as_pair().cloned();
+    let fleet = world.machine.as_pair().map(|pair| pair.fleet().clone());
     async move {
         while go_on(&stopped, every).await {
-            if let Some(pair) = &pair
+            if let Some(fleet) = &fleet
                 && below(2) == 0
             {
-                let what = PairCut::draw();
-                pair.cut(what, true);
+                let what = fleet.draw_cut();
+                fleet.cut(what, true);
                 sleep(millis(0, 4000)).await;
-                pair.cut(what, false);
+                fleet.cut(what, false);
                 continue;
             }
             let whom = below(clients + 1);

@@ -102,6 +102,7 @@ fn client_options(host: String) -> ClientOptions {
         counts_on_one_user: false,
         leases: LeaseWish::No,
         definition: 0,
+        group: None,
     }
 }
 

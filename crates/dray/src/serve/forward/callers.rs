@@ -5,12 +5,12 @@ use dray_core::{Context, Errno, Error, Op, OpenHow, Result, Uid};
 
 /// Replaces callers, and refuses changes, as the administrator of this server has said.
 #[derive(Clone, Copy, Debug)]
-pub struct Callers {
+pub struct CallerPolicy {
     pub squash: Squash,
     pub read_only: bool,
 }
 
-impl Callers {
+impl CallerPolicy {
     /// Whether each call is passed on as it is.
     pub fn all_pass(&self) -> bool {
         self.squash == Squash::None && !self.read_only
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn callers_are_squashed_and_keep_job_and_origin() {
-        let of = |squash| Callers { squash, read_only: false };
+        let of = |squash| CallerPolicy { squash, read_only: false };
         let nobody = (Uid(9), Gid(8));
         let root = of(Squash::Root(nobody.0, nobody.1));
         let replaced = root.replaced(&cx(0, 0)).unwrap();
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn changes_are_refused_where_they_are_to_be() {
-        let callers = Callers { squash: Squash::None, read_only: true };
+        let callers = CallerPolicy { squash: Squash::None, read_only: true };
         assert_eq!(callers.may_change(Op::Write).unwrap_err().errno(), Errno::EROFS);
         assert!(callers.may_open(OpenHow::READ, Op::Open).is_ok() && !callers.all_pass());
         for how in [OpenHow::READ_WRITE, OpenHow::new(libc::O_RDONLY | libc::O_TRUNC)] {

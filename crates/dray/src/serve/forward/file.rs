@@ -8,11 +8,11 @@ use dray_core::{
     OpenFile, Result, Seek, SetAttr, Write, Xflags,
 };
 
-use super::callers::Callers;
+use super::callers::CallerPolicy;
 
 pub(super) struct ForwardFile {
     pub(super) inner: Arc<dyn OpenFile>,
-    pub(super) callers: Callers,
+    pub(super) callers: CallerPolicy,
 }
 
 /// As for file systems.

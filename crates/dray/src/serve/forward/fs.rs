@@ -11,7 +11,7 @@ use dray_core::{
     XattrSet,
 };
 
-use super::callers::Callers;
+use super::callers::CallerPolicy;
 use super::connection::{UpperConnection, calls_of};
 use super::file::ForwardFile;
 use crate::serve::workers::is_serving_thread;
@@ -21,7 +21,7 @@ pub struct ForwardFs {
     inner: Arc<dyn FileSystem>,
     info: FsInfo,
     connection: UpperConnection,
-    callers: Callers,
+    callers: CallerPolicy,
 }
 
 /// Makes a call as the caller that the server above is to see. A future of its own is made only for one
@@ -50,7 +50,7 @@ macro_rules! as_changer {
 }
 
 impl ForwardFs {
-    pub fn new(connection: UpperConnection, callers: Callers) -> ForwardFs {
+    pub fn new(connection: UpperConnection, callers: CallerPolicy) -> ForwardFs {
         let inner = connection.client.stack().fs;
         let mut info = connection.client.info().clone();
         info.read_only |= callers.read_only;

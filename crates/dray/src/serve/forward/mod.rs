@@ -17,7 +17,7 @@ use dray_client::Target;
 use dray_core::NodeId;
 use dray_rpc::server::ForwardingNodes;
 
-use self::callers::Callers;
+use self::callers::CallerPolicy;
 use self::source::UpperServers;
 use crate::serve::plan::key_file;
 
@@ -79,7 +79,7 @@ impl BackendKind for ForwardKind {
         let target: Target = text.parse().map_err(wrong)?;
         let auth = settings.get("auth").map(str::to_owned);
         auth.as_deref().map_or(Ok(None), key_file).map_err(wrong)?;
-        let callers = Callers { squash: settings.squash, read_only: settings.read_only };
+        let callers = CallerPolicy { squash: settings.squash, read_only: settings.read_only };
         let node = NodeId::of_server(dray_rt::random_u64());
         nodes().add(node, settings.name);
         let (name, dir) = (settings.name.to_owned(), settings.dir.to_owned());

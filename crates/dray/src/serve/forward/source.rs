@@ -13,7 +13,7 @@ use dray_core::fnv1a;
 use dray_core::{Errno, Error, FsInfo, NodeId, Result};
 use dray_rt::{DriverKind, Executor};
 
-use super::callers::Callers;
+use super::callers::CallerPolicy;
 use super::connection::{CONNECT_MAX, UpperConnection, may_pass};
 use super::fs::ForwardFs;
 use crate::key;
@@ -35,7 +35,7 @@ pub struct UpperServers {
     pub target: Target,
     /// Whether they ask for a key, and where that is; none: as `dray mount` has it.
     pub auth: Option<String>,
-    pub callers: Callers,
+    pub callers: CallerPolicy,
 }
 
 impl UpperServers {

@@ -1,6 +1,7 @@
 //! Shares of bandwidth: rules of the configuration, rules that an administrator sets while the server
 //! runs, and what is shown of them (docs/QOS.md).
 
+mod exchange;
 mod kept;
 mod names;
 mod parse;
@@ -18,6 +19,7 @@ use crate::control;
 use crate::error::Failure;
 use crate::serve::export_state::ExportState;
 
+pub use exchange::ShareExchanges;
 use kept::KeptRules;
 use parse::{PlacedRule, rule_of};
 pub use shown::{metrics, shown};
@@ -46,12 +48,13 @@ fn written_in(qos: &Table) -> Result<Written, String> {
 /// Who answers questions about shares.
 pub struct QosControl {
     exports: Vec<(String, QosGate)>,
+    exchanges: Arc<ShareExchanges>,
     state_dir: PathBuf,
     state: Mutex<State>,
 }
 
 struct State {
-    /// Those of the configuration.
+    /// The rules of the configuration.
     configured: Written,
     /// What the next start is to have in addition, or not.
     kept: KeptRules,
@@ -64,14 +67,15 @@ impl QosControl {
     pub fn start(
         qos: &Table,
         state_dir: &Path,
-        exports: &[Arc<ExportState>],
+        (exports, exchanges): (&[Arc<ExportState>], &Arc<ShareExchanges>),
     ) -> Result<Arc<QosControl>, Failure> {
         let configured = written_in(qos).map_err(Failure::usage)?;
         let kept = KeptRules::read(state_dir)?;
         let now = kept.applied_to(&configured);
         let exports = exports.iter().map(|one| (one.name.clone(), one.qos.clone())).collect();
-        let (state_dir, state) = (state_dir.to_owned(), State { configured, kept, now });
-        let control = QosControl { exports, state_dir, state: Mutex::new(state) };
+        let (state_dir, exchanges) = (state_dir.to_owned(), exchanges.clone());
+        let state = Mutex::new(State { configured, kept, now });
+        let control = QosControl { exports, exchanges, state_dir, state };
         let now = control.lock().now.clone();
         control.warn_of_unknown_exports(&now);
         control.apply(&now).map_err(Failure::usage)?;
@@ -92,6 +96,7 @@ impl QosControl {
         for ((_, gate), rules) in self.exports.iter().zip(compiled?) {
             gate.set_rules(rules);
         }
+        self.exchanges.rules_changed();
         Ok(())
     }
 

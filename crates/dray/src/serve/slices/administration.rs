@@ -26,13 +26,20 @@ impl ProjectionSlices {
             json!({
                 "slice": name,
                 "served_by": self.name_of(state.primary),
+                "answered_here": self.served(name).is_some_and(|one| one.slice.is_primary()),
                 "in_step": state.in_step,
                 "epoch": state.epoch,
                 "losses": state.loss.saturating_sub(1),
                 "slice_recovering": state.recovering,
             })
         });
+        let quiesced = view.quiesced.as_ref().map(|(mark, _)| {
+            let not_quiet = view.not_quiet();
+            let not_quiet = not_quiet.into_iter().filter_map(|server| self.name_of(server));
+            json!({ "by": mark.by, "since": mark.since, "not_quiet": not_quiet.collect::<Vec<_>>() })
+        });
         json!({
+            "quiesced": quiesced,
             "etcd": view.etcd,
             "etcd_error": view.trouble,
             "may_answer": membership.lease().holds(),
@@ -77,6 +84,11 @@ impl ProjectionSlices {
         if view.etcd.is_none() {
             return Some("etcd does not answer this server".to_owned());
         }
+        if view.quiesced.is_some() {
+            return Some(
+                "it is quiesced, and nothing moves: `dray quiesce --undo` first".to_owned(),
+            );
+        }
         if !view.members.contains_key(&server) {
             return Some(format!("{name} is not there, and serves nothing"));
         }
@@ -95,6 +107,25 @@ impl ProjectionSlices {
             )
         })
     }
+}
+
+/// Answers `quiesce`, `resume` and `quiet`, of a projection.
+pub async fn answer_quiesce(slices: &SlicesByProjection, word: &str, projection: &str) -> Value {
+    let Some(slices) = slices.get(projection) else { return json!({ "unknown": true }) };
+    let Some(membership) = slices.membership() else {
+        return control::refusal(&format!("projection `{projection}` is starting"));
+    };
+    if membership.view().etcd.is_none() {
+        return control::refusal(&format!(
+            "projection `{projection}`: etcd does not answer this server"
+        ));
+    }
+    if word != "quiet"
+        && let Err(error) = membership.set_quiesced(word == "quiesce").await
+    {
+        return control::refusal(&format!("projection `{projection}`: etcd: {error}"));
+    }
+    slices.report()["quiesced"].clone()
 }
 
 /// Answers `drain`, `undrain` and `drained`, of a server of any of the projections.

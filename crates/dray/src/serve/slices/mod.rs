@@ -24,6 +24,7 @@ use crate::serve::projections::ServedProjection;
 pub use removed::ServedSince;
 use running::RunningSlices;
 pub use running::ServedSlice;
+pub(in crate::serve) use running::way_to;
 
 /// The start waits so long for the others to say whether this server may be one of them.
 const JOIN_MAX: Duration = Duration::from_millis(700);
@@ -156,19 +157,6 @@ impl ProjectionSlices {
     /// All slices that this server can serve, once they have begun.
     pub fn slices(&self) -> Vec<Arc<ServedSlice>> {
         self.running().map_or_else(Vec::new, |running| running.slices().cloned().collect())
-    }
-
-    /// For the status: who serves what, as far as this server has a part in it.
-    pub fn json(&self) -> Vec<serde_json::Value> {
-        let one = |served: &Arc<ServedSlice>| {
-            serde_json::json!({
-                "name": served.name(),
-                "is_home": served.slice.is_home(),
-                "is_primary": served.slice.is_primary(),
-                "in_step_s": served.slice.ready_to_hand_over().map(|time| time.as_secs_f64()),
-            })
-        };
-        self.slices().iter().map(one).collect()
     }
 
     /// Where the servers agree on who serves what, once the slices have begun.

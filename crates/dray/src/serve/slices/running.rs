@@ -30,6 +30,8 @@ const GIVE_BACK_AGAIN: Duration = Duration::from_secs(10);
 const DRAIN_LOOK: Duration = Duration::from_millis(250);
 /// After a slice could not be handed over to drain this server, until it is tried again.
 const DRAIN_AGAIN: Duration = Duration::from_secs(1);
+/// How often a server looks whether it is quiesced, and quiet.
+const QUIESCE_LOOK: Duration = Duration::from_millis(100);
 /// How long a server that ends hands over its slices. Those that are left are taken over.
 const HAND_OVER_MAX: Duration = Duration::from_secs(4);
 /// How long slices may take to notice that they are served no more.
@@ -42,15 +44,9 @@ pub struct ServedSlice {
     pub slice: SliceServer,
     port: ReplicaPort,
     other: ServerNumber,
-    name: String,
 }
 
 impl ServedSlice {
-    /// Of its export.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Serves a connection by which the other server brings notes.
     pub async fn take_notes(&self, connection: Arc<dyn Connection>, admission: Admission) {
         self.port.serve(self.slice.replica(), connection, admission).await;
@@ -113,6 +109,8 @@ impl RunningSlices {
         let scope = Scope::new();
         let _ = executor.block_on(async {
             let here = ExecutorHandle::current();
+            let all = self.slices.values().cloned().collect();
+            scope.spawn_on(&here, quiesce(all, self.membership.clone()));
             for (served, boot) in boots {
                 let (running, noting) = (served.clone(), served.clone());
                 scope.spawn_on(&here, async move { running.slice.run().await });
@@ -209,7 +207,7 @@ fn begin_slice(
         link: Arc::new(WireLink::new(name, way, terms.clone())),
     });
     let port = ReplicaPort::new(name, terms);
-    Ok((Arc::new(ServedSlice { slice, port, other, name: name.to_owned() }), boot))
+    Ok((Arc::new(ServedSlice { slice, port, other }), boot))
 }
 
 /// Where a slice keeps its sessions.
@@ -218,7 +216,10 @@ fn state_of(of: &ProjectionSlices, pair: SlicePair) -> PathBuf {
 }
 
 /// A server without a key shows that its machine vouches for it, as a client does.
-fn way_to(server: &str, options: &ServerOptions) -> Result<Arc<dyn Connect>, Failure> {
+pub(in crate::serve) fn way_to(
+    server: &str,
+    options: &ServerOptions,
+) -> Result<Arc<dyn Connect>, Failure> {
     let address: Address = server.parse().map_err(Failure::usage)?;
     let from = match options.key {
         Some(_) => ConnectFrom::Any,
@@ -247,6 +248,39 @@ async fn give_back(served: Arc<ServedSlice>, membership: Arc<EtcdMembership>) {
         {
             sleep(GIVE_BACK_AGAIN).await;
         }
+    }
+}
+
+/// Tells the others when no call is under way at this server while the projection is quiesced.
+async fn quiesce(slices: Vec<Arc<ServedSlice>>, membership: Arc<EtcdMembership>) {
+    let mut said = None;
+    loop {
+        sleep(QUIESCE_LOOK).await;
+        let asked = membership.quiesced();
+        if asked != said {
+            said = asked;
+            say_quiesced(&membership);
+        }
+        let Some(asked) = asked else { continue };
+        let is_quiet = || slices.iter().all(|served| served.slice.quiet() == Some(asked));
+        let is_known = || membership.view().quiet.get(&membership.me()) == Some(&asked);
+        if is_quiet()
+            && !is_known()
+            && let Err(error) = membership.note_quiet(asked).await
+        {
+            log::debug!("etcd does not hear that this server is quiet: {error}"); // it is told again
+        }
+    }
+}
+
+fn say_quiesced(membership: &EtcdMembership) {
+    let name = membership.projection();
+    match membership.view().quiesced {
+        Some((mark, _)) => log::warn!(
+            "projection {name}: quiesced at {}: clients wait until `dray quiesce --undo {name}`",
+            mark.by
+        ),
+        None => log::warn!("projection {name}: serving again after `dray quiesce`"),
     }
 }
 

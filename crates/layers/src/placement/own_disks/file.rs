@@ -29,7 +29,7 @@ pub(super) struct OwnDisksFile {
     opening: Semaphore,
     /// One task appends: the lock that keeps other open files out does not keep this one out.
     pub(super) appending: Semaphore,
-    /// Its first write has cleared the set-id bits of the stub.
+    /// The first write through this open file has cleared the set-id bits of the stub.
     cleared_set_id: AtomicBool,
     /// The id of the objects is on the media of the home.
     synced_id: AtomicBool,

@@ -11,25 +11,25 @@ const IDENTITIES_MAX: usize = 256;
 
 /// A caller and its node. Calls name both by one number.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Caller {
+pub(super) struct CallerAtNode {
     who: Arc<Identity>,
     /// Where the call began, if that is not this client; else [`NodeId::OWN`].
     node: NodeId,
 }
 
-impl Caller {
+impl CallerAtNode {
     /// The caller of `cx`, for the client that is `own`.
-    pub(super) fn of(cx: &Context, own: NodeId) -> Caller {
+    pub(super) fn of(cx: &Context, own: NodeId) -> CallerAtNode {
         let node = if cx.origin.node == own { NodeId::OWN } else { cx.origin.node };
-        Caller { who: cx.who.clone(), node }
+        CallerAtNode { who: cx.who.clone(), node }
     }
 
     /// This client itself.
-    pub(super) fn itself() -> Caller {
-        Caller { who: Identity::system(), node: NodeId::OWN }
+    pub(super) fn itself() -> CallerAtNode {
+        CallerAtNode { who: Identity::system(), node: NodeId::OWN }
     }
 
-    fn is(&self, other: &Caller) -> bool {
+    fn is(&self, other: &CallerAtNode) -> bool {
         self.node == other.node && (Arc::ptr_eq(&self.who, &other.who) || self.who == other.who)
     }
 }
@@ -37,13 +37,13 @@ impl Caller {
 /// The callers that the server knows on this connection, or is about to.
 #[derive(Default)]
 pub(super) struct IdentityNumbers {
-    known: Vec<(Caller, bool)>,
+    known: Vec<(CallerAtNode, bool)>,
     next: usize,
 }
 
 impl IdentityNumbers {
     /// The number that stands for `caller`.
-    pub(super) fn index(&mut self, caller: &Caller) -> u32 {
+    pub(super) fn index(&mut self, caller: &CallerAtNode) -> u32 {
         if let Some(index) = self.known.iter().position(|(known, _)| known.is(caller)) {
             return index as u32;
         }
@@ -58,7 +58,7 @@ impl IdentityNumbers {
     }
 
     /// The server has not heard of it.
-    pub(super) fn forget(&mut self, caller: &Caller) {
+    pub(super) fn forget(&mut self, caller: &CallerAtNode) {
         let same = self.known.iter_mut().filter(|(known, _)| known == caller);
         same.for_each(|(_, defined)| *defined = false);
     }
@@ -70,7 +70,7 @@ impl IdentityNumbers {
 
     /// The message that defines it, unless this connection has had it.
     pub(super) fn define(&mut self, index: u32) -> Option<Vec<u8>> {
-        let (Caller { who, node }, defined) = self.known.get_mut(index as usize)?;
+        let (CallerAtNode { who, node }, defined) = self.known.get_mut(index as usize)?;
         if std::mem::replace(defined, true) {
             return None;
         }

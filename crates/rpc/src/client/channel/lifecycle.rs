@@ -74,6 +74,7 @@ impl Channel {
     pub(crate) fn down(&self) -> bool {
         let mut state = self.lock();
         state.connection = None;
+        state.watcher.take().into_iter().for_each(Waker::wake);
         let silent = state.silent_since.is_some();
         let since = state.away_since();
         state.down_since.get_or_insert(since);

@@ -100,6 +100,8 @@ struct State {
     /// Where closes are encoded.
     one_way: Vec<u8>,
     stats: ChannelStats,
+    /// Wakes who watches for silence when there is a call to be answered, or the connection is gone.
+    watcher: Option<Waker>,
     /// Wakes the link's task when the channel is shut.
     link: Option<Waker>,
     /// Wakers of callers that wait for abandoned lock calls to end.
@@ -182,6 +184,7 @@ impl Channel {
                 sent: 0,
                 one_way: Vec::new(),
                 stats: ChannelStats::default(),
+                watcher: None,
                 link: None,
                 unsettled: Vec::new(),
             }),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use dray_core::{CallersJob, Context, FileId, Pid, RequestId};
 use dray_rt::sleep;
 
-use super::identities::Caller;
+use super::identities::CallerAtNode;
 use super::tags::TagClass;
 use super::{Channel, OutgoingCall, Phase, State};
 use crate::client::holdings::closes::PendingClose;
@@ -202,7 +202,8 @@ impl State {
             self.close_with_answer(handle);
             return;
         }
-        let (call, identity) = (Call::Close { handle }, self.identities.index(&Caller::itself()));
+        let (call, identity) =
+            (Call::Close { handle }, self.identities.index(&CallerAtNode::itself()));
         if let Some(definition) = self.identities.define(identity) {
             let _ = connection.send(&definition, None); // a failure shows at the next message
         }

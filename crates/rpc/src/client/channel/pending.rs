@@ -2,10 +2,10 @@
 
 use std::task::Waker;
 
-use dray_core::{Buf, BufMut, Errno, RequestId};
+use dray_core::{Buf, BufMut, Class, Errno, RequestId};
 use dray_rt::Instant;
 
-use super::identities::Caller;
+use super::identities::CallerAtNode;
 use super::tags::TagClass;
 use super::{ConnectionEpoch, OutgoingCall, State};
 use crate::client::holdings::closes::PendingClose;
@@ -18,7 +18,7 @@ use crate::wire::{CallHead, NO_SLOT, ReplyHead, SessionChange};
 pub(super) struct PendingCall {
     pub(super) phase: Phase,
     pub(super) message: Vec<u8>,
-    pub(super) caller: Option<Caller>,
+    pub(super) caller: Option<CallerAtNode>,
     pub(super) data: Option<Buf>,
     pub(super) into: Option<BufMut>,
     /// The task that receives into that buffer, which it has meanwhile.
@@ -121,11 +121,15 @@ impl State {
     /// Sends a call that was begun in `session`.
     pub(super) fn ask(&mut self, tag: u32, ask: OutgoingCall<'_>, session: u64) {
         let (slot, sequence) = ask.slot.unwrap_or((NO_SLOT, 0));
-        let caller = Caller::of(ask.cx, self.node);
+        let caller = CallerAtNode::of(ask.cx, self.node);
         let identity = self.identities.index(&caller);
+        let urgency = match ask.cx.class {
+            Class::Foreground => 0,
+            Class::Background => CallHead::BACKGROUND,
+        };
         let head = CallHead {
             op: ask.call.op(),
-            flags: ask.flags,
+            flags: ask.flags | urgency,
             tag,
             slot,
             sequence,
@@ -167,6 +171,7 @@ impl State {
     /// go before it ([`super::resend`]).
     pub(super) fn send(&mut self, tag: u32) {
         let Some(connection) = self.connection.clone() else { return };
+        self.watcher.take().into_iter().for_each(Waker::wake);
         if self.waits_for_closes(self.calls[tag as usize].number) {
             return;
         }

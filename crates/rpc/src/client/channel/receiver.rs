@@ -25,6 +25,7 @@ impl Sink for ReplyReceiver {
             Err(malformed) => return Poll::Ready(Err(malformed.into())),
         };
         let mut state = self.0.lock();
+        state.hear(); // much data takes its time
         let pending = state.calls.get_mut(tag as usize);
         let into = pending.and_then(|pending| match pending.phase {
             Phase::Asked => {

@@ -9,15 +9,17 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
+use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
 use dray_core::{Context, Fut, Lock};
+use dray_fabric::Connection;
 use dray_rt::{Instant, now, sleep};
 
 use super::waiting::CallGuard;
 use super::{Channel, OutgoingCall, State};
-use crate::wire::Call;
+use crate::wire::{Call, NotifyHead};
 
 /// How long a server has to welcome the connection after one on which it was silent, before
 /// calls fail without waiting.
@@ -36,9 +38,68 @@ impl State {
         self.heard = self.heard.wrapping_add(1);
     }
 
+    fn is_on(&self, connection: &Weak<dyn Connection>) -> bool {
+        self.connection
+            .as_ref()
+            .is_some_and(|on| std::ptr::addr_eq(Arc::as_ptr(on), connection.as_ptr()))
+    }
+
     /// Since when the server is away, now that the connection has gone.
     pub(super) fn away_since(&mut self) -> Instant {
         self.silent_since.take().unwrap_or_else(now)
+    }
+}
+
+/// For a server whose part another one may take over: whether it is there, whatever it is asked for.
+impl Channel {
+    /// Waits until a call is to be answered on `connection`. False: that is not the channel's any more.
+    pub(crate) async fn is_awaited_on(&self, connection: &Weak<dyn Connection>) -> bool {
+        poll_fn(|task| {
+            let mut state = self.lock();
+            if !state.is_on(connection) {
+                return Poll::Ready(false);
+            }
+            if !state.tags.are_all_free() {
+                return Poll::Ready(true);
+            }
+            state.watcher = Some(task.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Whether the channel has this connection still.
+    pub(crate) fn is_on(&self, connection: &Weak<dyn Connection>) -> bool {
+        self.lock().is_on(connection)
+    }
+
+    /// How often something has come from the server.
+    pub(crate) fn heard(&self) -> u64 {
+        self.lock().heard
+    }
+
+    /// Something has come that answers no call.
+    pub(crate) fn hear(&self) {
+        self.lock().hear();
+    }
+
+    /// Asks the server whether it is there: that is [heard](Channel::heard).
+    pub(crate) fn probe(&self, connection: &Weak<dyn Connection>) {
+        let Some(connection) = connection.upgrade() else { return };
+        let mut message = Vec::new();
+        NotifyHead { what: NotifyHead::PROBE, flags: 0, tag: 0 }.put_message(&mut message);
+        let _ = connection.notify(&message); // one that does not read is silent, too
+        connection.flush();
+    }
+
+    /// Ends a connection whose server has been silent `since` then.
+    pub(crate) fn end_silent(&self, connection: &Weak<dyn Connection>, since: Instant) {
+        let mut state = self.lock();
+        if state.is_on(connection) {
+            state.silent_since = Some(since);
+            drop(state);
+            connection.upgrade().into_iter().for_each(|connection| connection.close());
+        }
     }
 }
 

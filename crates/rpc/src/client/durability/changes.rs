@@ -8,7 +8,8 @@ use super::copies::DataCopy;
 use super::file_changes::{CHANGE_BYTES, FileChanges};
 use super::{
     Change, Confirmation, DurableStamp, ExpectedName, FILES_MAX, FileChange, InheritedChanges,
-    KeptChange, NameChange, SYNCED_FILES_MAX, State, Ticket, URGENT_PART, UnsyncedLog, Writer,
+    KeptChange, LoggedWriter, NameChange, SCARCE_PART, SYNCED_FILES_MAX, State, Ticket,
+    URGENT_PART, UnsyncedLog,
 };
 
 /// The treatment of a change.
@@ -29,7 +30,7 @@ pub(crate) enum SyncedFor {
 
 impl UnsyncedLog {
     /// A change of a file was answered; it was made through `writer`, if through an open file.
-    pub(crate) fn change_answered(&self, new: FileChange<'_>, writer: Option<&Writer>) {
+    pub(crate) fn change_answered(&self, new: FileChange<'_>, writer: Option<&LoggedWriter>) {
         if new.is_durable && self.limit_bytes == 0 {
             return;
         }
@@ -45,7 +46,7 @@ impl UnsyncedLog {
         &self,
         state: &mut State,
         new: FileChange<'_>,
-        writer: Option<&Writer>,
+        writer: Option<&LoggedWriter>,
         plan: Plan,
     ) -> bool {
         let (id, Confirmation { stamp, ticket }) = (new.file, new.confirmation);
@@ -79,7 +80,9 @@ impl UnsyncedLog {
     }
 
     fn is_urgent(&self, state: &State) -> bool {
-        state.kept_bytes > self.limit_bytes / URGENT_PART
+        let much_bytes = self.limit_bytes / URGENT_PART;
+        state.kept_bytes > much_bytes
+            || state.kept_bytes > much_bytes / SCARCE_PART && self.copies.is_scarce()
     }
 
     /// The treatment of a change, by its kind and by the room that is left. The data are copied

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::{Buf, BufMut, Memory};
 
-use super::segments::{SEGMENT_BYTES, SegmentMemory, SegmentSource, SuppliedSegment};
+use super::segments::{SEGMENT_BYTES, SegmentMemory, SegmentSource, SuppliedSegment, segments_for};
 
 /// All copies of one log, and spare memory for more.
 pub(super) struct CopyStore {
@@ -87,10 +87,14 @@ impl SegmentPool {
 impl CopyStore {
     /// Room for `limit_bytes` of data, and for what is unused between them.
     pub(super) fn new(limit_bytes: u64, source: Box<dyn SegmentSource>) -> CopyStore {
-        let segments = limit_bytes.div_ceil(SEGMENT_BYTES as u64) + 1;
-        let segments_max = if limit_bytes == 0 { 0 } else { segments as usize };
+        let segments_max = segments_for(limit_bytes);
         let state = Mutex::default();
         CopyStore { segments: Arc::new(SegmentPool { segments_max, source, state }) }
+    }
+
+    /// Whether other logs may soon have all memory that this one shares with them.
+    pub(super) fn is_scarce(&self) -> bool {
+        self.segments.source.is_scarce()
     }
 
     /// Copies `data`. None if there is no room for it now.
@@ -293,6 +297,10 @@ mod tests {
 
         fn first_copy_took(&self, _: std::time::Duration) {
             unreachable!("no segment asks for it");
+        }
+
+        fn is_scarce(&self) -> bool {
+            false
         }
     }
 

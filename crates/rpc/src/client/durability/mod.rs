@@ -73,7 +73,7 @@ pub(crate) use changes::SyncedFor;
 pub(crate) use file_changes::{KeptChange, changes_of};
 pub use losses::{LossEvent, UnsyncedStatus};
 pub(crate) use name_changes::ExpectedName;
-pub(crate) use segments::{MappedSegments, SegmentSource};
+pub(crate) use segments::{LimitedSegments, MappedSegments, SegmentLimit, SegmentSource};
 pub(crate) use sync_requests::{SYNC_AFTER, SyncPacing, SyncReason};
 
 /// Files with changes at most. Of further files the log knows only that there are some.
@@ -83,6 +83,8 @@ const SYNCED_FILES_MAX: usize = 65_536;
 /// A sync is urgent when one part in so many of the room is used. Then as much again, and more, is
 /// free for changes while the sync lasts.
 const URGENT_PART: u64 = 4;
+/// It is urgent at one part in so many of that, where other sessions leave little memory.
+const SCARCE_PART: u64 = 8;
 
 /// All changes of one mount that may not be on media.
 pub(crate) struct UnsyncedLog {
@@ -194,7 +196,7 @@ pub(crate) struct NameChange<'a> {
 }
 
 /// The log's part of an open file: through which losses of the file are reported.
-pub(crate) struct Writer {
+pub(crate) struct LoggedWriter {
     file: FileId,
     /// The file was changed through it.
     wrote: AtomicBool,
@@ -202,9 +204,9 @@ pub(crate) struct Writer {
     reported: AtomicU64,
 }
 
-impl Writer {
-    pub(crate) fn new(file: FileId) -> Writer {
-        Writer { file, wrote: AtomicBool::new(false), reported: AtomicU64::new(0) }
+impl LoggedWriter {
+    pub(crate) fn new(file: FileId) -> LoggedWriter {
+        LoggedWriter { file, wrote: AtomicBool::new(false), reported: AtomicU64::new(0) }
     }
 }
 

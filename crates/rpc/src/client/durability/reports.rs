@@ -5,11 +5,11 @@ use std::task::Poll;
 
 use dray_core::{Context, Errno, Error, FileId, Op, Result};
 
-use super::{InheritedChanges, State, UnsyncedLog, Writer};
+use super::{InheritedChanges, LoggedWriter, State, UnsyncedLog};
 
 impl UnsyncedLog {
     /// A file is open and was written by a process before this one.
-    pub(crate) fn writer_inherited(&self, writer: &Writer) {
+    pub(crate) fn writer_inherited(&self, writer: &LoggedWriter) {
         let mut state = self.lock();
         let lost = state.inherited == InheritedChanges::Lost;
         let number = state.losses.number();
@@ -23,7 +23,7 @@ impl UnsyncedLog {
     }
 
     /// An open file is closed. To say so twice does no harm.
-    pub(crate) fn writer_closed(&self, writer: &Writer) {
+    pub(crate) fn writer_closed(&self, writer: &LoggedWriter) {
         if !writer.wrote.swap(false, Ordering::Relaxed) {
             return;
         }
@@ -45,7 +45,7 @@ impl UnsyncedLog {
     /// Fails if a loss is to be reported through this open file. Errors: `EIO`, for a loss that no
     /// sync through it has reported. A sync reports a loss once. Closes report a loss each time: a
     /// child process that closes an inherited descriptor must not take the report from its parent.
-    pub(crate) fn loss_to_report(&self, writer: &Writer, op: Op) -> Result<()> {
+    pub(crate) fn loss_to_report(&self, writer: &LoggedWriter, op: Op) -> Result<()> {
         if !self.alert.load(Ordering::SeqCst) || !writer.wrote.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -62,7 +62,7 @@ impl UnsyncedLog {
     }
 
     /// The server itself has reported to this open file that its changes are not on media.
-    pub(crate) fn loss_reported_by_server(&self, writer: &Writer) {
+    pub(crate) fn loss_reported_by_server(&self, writer: &LoggedWriter) {
         if self.alert.load(Ordering::SeqCst) {
             let loss = self.lock().files.get(&writer.file).map_or(0, |file| file.loss);
             writer.reported.fetch_max(loss, Ordering::Relaxed);

@@ -8,7 +8,8 @@
 //! a huge page together first, which can take longer than anything else here.
 
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dray_core::IO_MAX_BYTES;
@@ -30,6 +31,9 @@ pub(crate) trait SegmentSource: Send + Sync {
 
     /// The first copy into a segment with [`SuppliedSegment::measured`] took so long.
     fn first_copy_took(&self, time: Duration);
+
+    /// Others take so much of what the source has that it may have nothing soon.
+    fn is_scarce(&self) -> bool;
 }
 
 /// A segment as its source gives it.
@@ -70,6 +74,87 @@ impl SegmentSource for MappedSegments {
 
     fn first_copy_took(&self, time: Duration) {
         self.pages().took(time);
+    }
+
+    fn is_scarce(&self) -> bool {
+        false
+    }
+}
+
+/// How many segments several sources may have given at a time.
+pub(crate) struct SegmentLimit {
+    max: usize,
+    used: AtomicUsize,
+}
+
+impl SegmentLimit {
+    /// As many as one source gives that is to hold `limit_bytes`.
+    pub(crate) fn of(limit_bytes: u64) -> SegmentLimit {
+        SegmentLimit { max: segments_for(limit_bytes), used: AtomicUsize::new(0) }
+    }
+
+    fn take(self: &Arc<SegmentLimit>) -> Option<TakenSegment> {
+        let one_more = |used: usize| (used < self.max).then_some(used + 1);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
+        Some(TakenSegment(self.clone()))
+    }
+}
+
+/// Segments for `limit_bytes` of data, and for what is unused between them.
+pub(super) fn segments_for(limit_bytes: u64) -> usize {
+    if limit_bytes == 0 { 0 } else { limit_bytes.div_ceil(SEGMENT_BYTES as u64) as usize + 1 }
+}
+
+/// One of a limit's segments, until the drop.
+struct TakenSegment(Arc<SegmentLimit>);
+
+impl Drop for TakenSegment {
+    fn drop(&mut self) {
+        self.0.used.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Mapped segments, as long as a limit that others share has any.
+pub(crate) struct LimitedSegments {
+    mapped: MappedSegments,
+    limit: Arc<SegmentLimit>,
+}
+
+impl LimitedSegments {
+    pub(crate) fn new(limit: Arc<SegmentLimit>) -> LimitedSegments {
+        LimitedSegments { mapped: MappedSegments::default(), limit }
+    }
+}
+
+impl SegmentSource for LimitedSegments {
+    fn segment(&self, is_first: bool) -> Option<SuppliedSegment> {
+        let taken = self.limit.take()?;
+        let SuppliedSegment { memory, measured } = self.mapped.segment(is_first)?;
+        Some(SuppliedSegment {
+            memory: Box::new(LimitedSegment { memory, _taken: taken }),
+            measured,
+        })
+    }
+
+    fn first_copy_took(&self, time: Duration) {
+        self.mapped.first_copy_took(time);
+    }
+
+    fn is_scarce(&self) -> bool {
+        self.limit.used.load(Ordering::Relaxed) > self.limit.max / 2
+    }
+}
+
+/// A segment that counts.
+struct LimitedSegment {
+    memory: Box<dyn SegmentMemory>,
+    _taken: TakenSegment,
+}
+
+// SAFETY: what holds for the memory holds for who owns it.
+unsafe impl SegmentMemory for LimitedSegment {
+    fn start(&self) -> NonNull<u8> {
+        self.memory.start()
     }
 }
 

@@ -1,9 +1,11 @@
 //! Tests of which changes are kept, which are only noted, and when memory goes back.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dray_core::{Context, Errno, Op};
 
+use super::segments::SEGMENT_BYTES;
 use super::sync_requests::trim_heap;
 use super::*;
 
@@ -22,7 +24,13 @@ fn confirmed(number: u64) -> Confirmation {
 }
 
 /// A write of file 1 at its beginning.
-fn write_through(log: &UnsyncedLog, writer: &Writer, stamp: u64, data: &[u8], is_durable: bool) {
+fn write_through(
+    log: &UnsyncedLog,
+    writer: &LoggedWriter,
+    stamp: u64,
+    data: &[u8],
+    is_durable: bool,
+) {
     let (change, who) = (Some(Change::Write { at: 0 }), &Identity::system());
     let (file, confirmation) = (file(1), confirmed(stamp));
     let new = FileChange { file, confirmation, change, data, who, is_durable };
@@ -65,7 +73,7 @@ fn a_stream_leaves_room_and_is_noted_whole_until_a_sync() {
 // proves: P101
 #[test]
 fn a_durable_change_is_kept_while_there_is_room_and_is_no_loss() {
-    let (log, data, writer) = (log(LIMIT_BYTES), vec![1; 1 << 20], Writer::new(file(1)));
+    let (log, data, writer) = (log(LIMIT_BYTES), vec![1; 1 << 20], LoggedWriter::new(file(1)));
     let write = |stamp, is_durable| {
         write_through(&log, &writer, stamp, &data, is_durable);
         log.status()
@@ -91,7 +99,7 @@ fn a_durable_change_is_kept_while_there_is_room_and_is_no_loss() {
 
 #[test]
 fn without_room_at_all_a_durable_change_is_not_even_noted() {
-    let (log, writer) = (log(0), Writer::new(file(1)));
+    let (log, writer) = (log(0), LoggedWriter::new(file(1)));
     write_through(&log, &writer, 1, b"x", true);
     assert!(log.is_clean());
 }
@@ -99,12 +107,12 @@ fn without_room_at_all_a_durable_change_is_not_even_noted() {
 // proves: P102
 #[test]
 fn each_open_file_reports_a_loss_once_at_a_sync_and_at_closes_until_then() {
-    let (log, writers) = (log(0), [Writer::new(file(1)), Writer::new(file(1))]);
+    let (log, writers) = (log(0), [LoggedWriter::new(file(1)), LoggedWriter::new(file(1))]);
     for (stamp, writer) in (1..).zip(&writers) {
         write_through(&log, writer, stamp, b"x", false);
     }
     let report =
-        |writer: &Writer, op| log.loss_to_report(writer, op).map_err(|error| error.errno());
+        |writer: &LoggedWriter, op| log.loss_to_report(writer, op).map_err(|error| error.errno());
     assert_eq!(report(&writers[0], Op::Sync), Ok(()));
     log.server_lost_power();
     log.replay_begins();
@@ -292,4 +300,22 @@ fn what_a_failed_sync_left_out_is_kept_until_it_is_known() {
     log.lock().sync_failed = false;
     log.durable_up_to(10, None, SyncedFor::ThisClient);
     assert_eq!(log.status().kept_bytes, 0);
+}
+
+/// A mount of a projection with failover kept 64 MiB for each slice that it used.
+// proves: P205
+#[test]
+fn logs_that_share_memory_keep_as_much_as_one() {
+    let limit = Arc::new(SegmentLimit::of(SEGMENT_BYTES as u64));
+    let source = || LimitedSegments::new(limit.clone());
+    let (one, other) = (source(), source());
+    let first = one.segment(true).expect("there is memory");
+    assert!(!one.is_scarce() && !other.is_scarce());
+    let second = other.segment(true).expect("there is a second one for what is unused");
+    assert!(one.is_scarce() && other.is_scarce());
+    assert!(one.segment(false).is_none() && other.segment(false).is_none());
+    drop(first);
+    let third = other.segment(false).expect("it was given back");
+    drop((second, third));
+    assert!(!one.is_scarce());
 }

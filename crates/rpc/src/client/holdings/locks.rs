@@ -81,6 +81,11 @@ impl HeldLocks {
     /// The server of `session_state` granted this. False if another has taken its place meanwhile.
     /// The other has been, or will be, notified that there is no such lock, and has to be asked.
     #[must_use]
+    /// Whether none is held.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().locks.iter().next().is_none()
+    }
+
     pub(crate) fn granted(&self, new: HeldLock, session_state: SessionState) -> bool {
         let mut state = self.lock();
         if state.session_state != session_state {

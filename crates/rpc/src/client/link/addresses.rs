@@ -24,13 +24,16 @@ pub(super) struct AddressIndex(usize);
 pub(crate) struct ServerAddresses {
     connector: Arc<dyn Connect>,
     serving: AtomicUsize,
+    /// The one that is tried first.
+    first: AtomicUsize,
     /// One has served it.
     met: AtomicBool,
 }
 
 impl ServerAddresses {
     pub(super) fn new(connector: Arc<dyn Connect>) -> ServerAddresses {
-        ServerAddresses { connector, serving: AtomicUsize::new(0), met: AtomicBool::new(false) }
+        let (serving, first) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        ServerAddresses { connector, serving, first, met: AtomicBool::new(false) }
     }
 
     /// Whether more than one server may serve the session.
@@ -38,9 +41,10 @@ impl ServerAddresses {
         self.connector.in_turn().len() > 1
     }
 
-    /// All, from the one on that served the session last.
+    /// All, from the one on that served the session last, or has begun to serve it.
     pub(super) fn round(&self) -> impl Iterator<Item = AddressIndex> + use<> {
-        let (count, first) = (self.connector.in_turn().len().max(1), self.serving());
+        let first = self.first.load(Ordering::Relaxed);
+        let count = self.connector.in_turn().len().max(1);
         (0..count).map(move |step| AddressIndex((first + step) % count))
     }
 
@@ -51,7 +55,13 @@ impl ServerAddresses {
     /// The server of this address serves the session.
     pub(super) fn welcomed(&self, AddressIndex(index): AddressIndex) {
         self.serving.store(index, Ordering::Relaxed);
+        self.first.store(index, Ordering::Relaxed);
         self.met.store(true, Ordering::Relaxed);
+    }
+
+    /// The server of this address serves the session now, as it says.
+    pub(super) fn prefer(&self, AddressIndex(index): AddressIndex) {
+        self.first.store(index, Ordering::Relaxed);
     }
 
     fn serving(&self) -> usize {

@@ -339,7 +339,7 @@ impl Drop for SessionStart {
 
 /// Why we ended a connection that was not broken.
 fn has_said_nothing() -> io::Error {
-    io::Error::new(io::ErrorKind::TimedOut, "it did not answer within the mount's timeout")
+    io::Error::new(io::ErrorKind::TimedOut, "it did not answer in time")
 }
 
 /// Whether the other end ended the connection.

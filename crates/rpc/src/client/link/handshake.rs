@@ -22,9 +22,9 @@ use crate::client::leases::LeaseWish;
 use crate::client::replay::Replay;
 use crate::client::session::{ClientOptions, ConnectError};
 use crate::wire::{
-    Auth, Challenge, FEATURE_CHANGES, FEATURE_LEASES, FEATURE_ONE_WAY, FEATURE_STAMPS, FEATURES,
-    HandshakeError, Hello, Input, Kind, Malformed, NotifyHead, ONE_USER, Proof, RECOVERING,
-    Refused, VERSION_MAX, VERSION_MIN, Welcome, peek_kind,
+    Auth, Challenge, FEATURE_CHANGES, FEATURE_LEASES, FEATURE_ONE_WAY, FEATURE_PROBES,
+    FEATURE_STAMPS, FEATURES, HandshakeError, Hello, Input, Kind, Malformed, NotifyHead, ONE_USER,
+    Proof, RECOVERING, Refused, VERSION_MAX, VERSION_MIN, Welcome, peek_kind,
 };
 
 /// How a handshake ended.
@@ -62,6 +62,24 @@ pub(super) struct LinkSink {
     pub(super) useful: bool,
     pub(super) tell: Option<oneshot::Sender<HandshakeOutcome>>,
     receiver: ReplyReceiver,
+}
+
+impl Link {
+    /// The first message on a connection.
+    pub(super) fn hello(&self, nonce: [u8; 32]) -> Hello {
+        let options = &self.options;
+        Hello {
+            version_min: VERSION_MIN,
+            version_max: VERSION_MAX,
+            features: FEATURES & !unwanted(options),
+            auth: if options.key.is_some() { Auth::Psk } else { Auth::None },
+            nonce,
+            export: options.export.clone(),
+            node: self.node,
+            host: options.host.clone(),
+            software: env!("CARGO_PKG_VERSION").to_owned(),
+        }
+    }
 }
 
 impl LinkSink {
@@ -116,19 +134,7 @@ impl LinkSink {
     pub(super) fn say_hello(&mut self) -> io::Result<()> {
         let mut nonce = [0; 32];
         random_bytes(&mut nonce);
-        let options = &self.link.options;
-        let hello = Hello {
-            version_min: VERSION_MIN,
-            version_max: VERSION_MAX,
-            features: FEATURES & !unwanted(options),
-            auth: if options.key.is_some() { Auth::Psk } else { Auth::None },
-            nonce,
-            export: options.export.clone(),
-            node: self.link.node,
-            host: options.host.clone(),
-            software: env!("CARGO_PKG_VERSION").to_owned(),
-        };
-        self.hello = hello.message();
+        self.hello = self.link.hello(nonce).message();
         self.connection.send(&self.hello, None)
     }
 
@@ -198,6 +204,21 @@ impl LinkSink {
             return Ok(());
         }
         let stamps = self.features & FEATURE_STAMPS != 0;
+        if let Some(Err(root)) =
+            self.link.options.group.as_ref().map(|group| group.must_have(&welcome.info))
+        {
+            self.decline(&welcome);
+            self.stage = Stage::Challenged; // it is a failure that is told
+            return Err(HandshakeError::Refused(Refused {
+                errno: Errno::ESTALE.raw() as u16,
+                message: format!(
+                    "it serves another directory than other servers of the projection (its root is {}, there \
+                     it is {root}): is the shared file system mounted there?",
+                    welcome.info.root
+                ),
+                definition: String::new(),
+            }));
+        }
         let Some(WelcomeNews { forgotten, power_lost }) =
             self.link.welcomed(&welcome, self.features, self.asked)
         else {
@@ -208,6 +229,11 @@ impl LinkSink {
         self.number = welcome.connection;
         self.stage = Stage::Serving;
         self.settled = None;
+        if self.link.addresses.are_several() && self.features & FEATURE_PROBES != 0 {
+            let (link, channel) = (self.link.clone(), self.channel.clone());
+            let connection = Arc::downgrade(&self.connection);
+            dray_rt::spawn(link.watch(channel, connection, self.address));
+        }
         self.link.log_reconnected(self.link.outage.welcomed(key_of(&self.channel)));
         self.link.reached.notify_waiters();
         let power_epoch = self.link.unsynced.power_epoch();
@@ -267,6 +293,7 @@ impl LinkSink {
                 self.link.unsynced.durable_up_to(stamp, ticket, SyncedFor::OtherClients);
             }
             NotifyHead::CHANGED => self.link.others_changed(head.tag, input)?,
+            NotifyHead::PRESENT => self.channel.hear(),
             NotifyHead::RECALL => self.link.recalled(&self.channel, head.tag, input)?,
             NotifyHead::JOB_QUERY => self.link.asked_for_jobs(&self.channel, head.tag, input)?,
             _ => {} // a later version's advice

@@ -11,6 +11,7 @@ mod recalls;
 mod reestablish;
 mod release;
 mod server_identity;
+mod silent_server;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -27,7 +28,7 @@ use self::reestablish::ReestablishQueue;
 use self::server_identity::ServerIdentity;
 pub(crate) use self::server_identity::SessionState;
 use crate::client::channel::{ChangeNotes, Channel};
-use crate::client::durability::{MappedSegments, UnsyncedLog};
+use crate::client::durability::{MappedSegments, SegmentSource, UnsyncedLog};
 use crate::client::holdings::closes::CloseMemory;
 use crate::client::holdings::files::OpenFiles;
 use crate::client::holdings::locks::HeldLocks;
@@ -36,7 +37,8 @@ use crate::client::link::outage::Outage;
 use crate::client::memory::SessionMemory;
 use crate::client::open_ahead::OpenAhead;
 use crate::client::session::ClientOptions;
-use crate::client::slots::{ClientSlots, ReplaySlot, SlotUse};
+use crate::client::slots::{ClientSlots, ReplaySlot, SlotPurpose};
+use crate::wire::NotifyHead;
 
 /// Marks numbers of our own; those of front ends do not reach this far.
 const OWN_NUMBER: u64 = 1 << 63;
@@ -109,7 +111,10 @@ impl Link {
         let inherited = memory.session().is_some();
         let leases = LeasedAnswers::new(options.leases, inherited);
         // Registered memory would come in here.
-        let kept_data = Box::new(MappedSegments::default());
+        let kept_data: Box<dyn SegmentSource> = match &options.group {
+            Some(group) => Box::new(group.segments()),
+            None => Box::new(MappedSegments::default()),
+        };
         let (reclaimed, reopened) = memory.reestablished();
         if let Some((session, secret, _)) = memory.session() {
             let boot = memory.boot();
@@ -172,6 +177,7 @@ impl Link {
         if self.ended.set(why).is_err() {
             return;
         }
+        self.options.group.iter().for_each(|group| group.end_all(why));
         self.leases.end();
         let target = self.addresses.target();
         match why {
@@ -184,6 +190,19 @@ impl Link {
                  until then every call fails with ESHUTDOWN",
                 self.options.export
             ),
+        }
+    }
+
+    /// Another session of the mount has been ended by its server. The server of this one gives everything
+    /// back, too.
+    pub(crate) fn end_with_others(&self, why: ServerEnd) {
+        if self.ended.set(why).is_err() {
+            return;
+        }
+        self.leases.end();
+        if let Some(channel) = self.first.get().and_then(Weak::upgrade) {
+            channel.notify(NotifyHead::GOODBYE, 0); // without a connection the lease ends it
+            channel.end_by_server(why);
         }
     }
 
@@ -213,7 +232,7 @@ impl Link {
     /// A replay slot for the request of `cx`. Waits for no longer than a call may, of whose time it
     /// is a part: slots of changes without an answer are not free. Errors: `EINTR` when
     /// cancelled, `EHOSTDOWN`.
-    pub(crate) async fn take_slot(&self, cx: &Context, purpose: SlotUse) -> Result<ReplaySlot> {
+    pub(crate) async fn take_slot(&self, cx: &Context, purpose: SlotPurpose) -> Result<ReplaySlot> {
         let taken = self.slots.take(cx, (self.origin_of(cx), purpose));
         let Some(limit) = self.options.timeout else { return taken.await };
         timeout(limit, taken).await.unwrap_or_else(|_| {

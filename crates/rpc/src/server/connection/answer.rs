@@ -11,7 +11,8 @@ use crate::server::reply::Reply;
 use crate::wire::CallHead;
 
 impl CallInHand {
-    pub(super) fn answer(&self, route: &Route, reply: Reply) {
+    /// Sends the answer. The data of `reply` are taken out.
+    pub(super) fn answer(&self, route: &Route, reply: &mut Reply) {
         if self.one_way() {
             // Given up with its connection: it is asked for again, by another one.
             if let Some(error) = reply.error().filter(|error| error.errno() != Errno::EINTR) {
@@ -25,7 +26,9 @@ impl CallInHand {
         // An answer on another connection than that of its call settles no closes there.
         let settled = Weak::ptr_eq(&route.connection, &self.route.connection)
             && self.shared.counter(true).load(Ordering::SeqCst) == 0;
-        let reply = if self.session.tickets() { reply } else { reply.without_ticket() };
+        if !self.session.tickets() {
+            reply.take_ticket();
+        }
         // The connection has gone: the call is asked for again.
         let Some(connection) = route.connection.upgrade() else { return self.over() };
         let sent = reply.send(&*connection, route.tag, settled);

@@ -232,7 +232,7 @@ impl ReaderState {
 enum Found {
     /// The log has no more records.
     Nothing,
-    /// It has some, of which none is wanted.
+    /// The log has more records, of which none is wanted.
     Unwanted,
     Answer,
 }

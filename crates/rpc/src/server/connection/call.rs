@@ -45,7 +45,7 @@ struct TypedCall<'a> {
 
 /// A call that may be carried out.
 struct Entered<'a> {
-    again: Option<Reexecution>,
+    again: Option<Box<Reexecution>>,
     /// Held until the call is answered.
     _slotted: Option<SlottedChange<'a>>,
 }
@@ -53,27 +53,37 @@ struct Entered<'a> {
 /// The connection that a call came by has gone.
 struct Gone;
 
-/// The outcome of a call. It keeps its grants until the answer has been noted. They are in a box,
-/// since an outcome is moved several times and most calls have none.
-struct Executed {
+/// What a call leaves behind. It is filled in place: an answer is large, and returned it would be copied
+/// by each future on its way.
+struct Outcome {
     reply: Reply,
-    grants: Option<Box<RangeGrants>>,
+    /// The grants of a change, until the answer has been noted.
+    grants: RangeGrants,
     /// When it was carried out, if its answer may be leased.
     since: Option<LeaseSince>,
 }
 
-/// The grants of a change, until the answer has been noted.
+/// The grants of a change.
 struct RangeGrants {
-    _plan: Option<Plan>,
-    _again: Option<Reexecution>,
+    plan: Option<Plan>,
+    again: Option<Box<Reexecution>>,
     /// The grant of the bytes that a call writes, where it has no other grant of the file.
-    _lone: Option<RangeGrant>,
+    lone: Option<RangeGrant>,
     leases: Option<Box<LeaseChange>>,
 }
 
-impl Executed {
-    fn only(reply: Reply) -> Executed {
-        Executed { reply, grants: None, since: None }
+impl Outcome {
+    /// Of a call that has not been carried out.
+    fn new(again: Option<Box<Reexecution>>) -> Outcome {
+        let grants = RangeGrants { plan: None, again, lone: None, leases: None };
+        Outcome { reply: Reply::success(()), grants, since: None }
+    }
+}
+
+impl RangeGrants {
+    fn give_up(&mut self) {
+        let RangeGrants { plan, again, lone, leases } = self;
+        (*plan, *again, *lone, *leases) = (None, None, None, None);
     }
 }
 
@@ -103,39 +113,40 @@ impl CallInHand {
     pub(super) async fn carry_out(self, body: Box<[u8]>, data: Option<Buf>) {
         let call = match Call::get(self.head.op, &mut Input(&body)) {
             Ok(call) => TypedCall { row: call.row(), call },
-            Err(_) => return self.answer(&self.route, Reply::malformed("malformed call")),
+            Err(_) => return self.answer(&self.route, &mut Reply::malformed("malformed call")),
         };
         // Noted before any wait: what its client asks for later is not opened ahead of it.
         let changing = self.changing(&call.row);
         let entered = match self.enter(&call).await {
             Ok(entered) => entered,
-            Err(Refused::With(reply)) => return self.answer(&self.route, *reply),
+            Err(Refused::With(mut reply)) => return self.answer(&self.route, &mut reply),
             Err(Refused::Unheard) => return self.over(),
         };
         let Entered { again, _slotted } = entered;
-        let executed = self.execute(&call, data, again, changing.as_ref()).await;
-        let Executed { mut reply, grants, since } = executed;
+        let mut outcome = Outcome::new(again);
+        let executed = self.execute(&call, data, changing.as_ref(), &mut outcome).await;
+        let Outcome { reply, grants, since } = &mut outcome;
+        if let Err(error) = executed {
+            *reply = Reply::failure(&error);
+        }
         if self.session.export.is_lost() {
             // The call ends as if the server had died now: whether it was made is found out at the
             // next opening.
             return self.over();
         }
         let CallHead { slot, sequence, .. } = self.head;
-        let route = match slot {
-            NO_SLOT => Some(self.route.clone()),
-            _ => self.session.slots.done(slot, sequence, &reply),
+        let asked_last = match slot {
+            NO_SLOT => None,
+            _ => self.session.slots.done(slot, sequence, reply),
         };
         // Behind that: an answer that is asked for again says nothing that may have changed since.
-        if let Some(since) = since {
-            let change = grants.as_ref().and_then(|grants| grants.leases.as_deref());
-            self.lease(&call.row, since, change, &mut reply);
+        if let Some(since) = since.take() {
+            self.lease(&call.row, since, grants.leases.as_deref(), reply);
         }
-        drop((grants, changing));
-        match route {
-            Some(route) => self.answer(&route, reply),
-            // The client has given up on the call, and waits for the tag alone.
-            None => self.answer(&self.route, reply),
-        }
+        grants.give_up();
+        drop(changing);
+        // A client that has given up on a change in a slot waits for the tag alone.
+        self.answer(asked_last.as_ref().unwrap_or(&self.route), reply);
     }
 
     /// Whether it may be carried out now: not before a recovery is over, not with files that the
@@ -166,7 +177,7 @@ impl CallInHand {
     }
 
     /// The state in which the server before us left the change, if it was begun there.
-    async fn enter_slot(&self, call: &TypedCall<'_>) -> Result<Option<Reexecution>, Refused> {
+    async fn enter_slot(&self, call: &TypedCall<'_>) -> Result<Option<Box<Reexecution>>, Refused> {
         let TypedCall { call, row } = call;
         let verdict = self.session.slots.begin(self.head.slot, self.head.sequence, &self.route);
         if verdict.is_repeated() {
@@ -182,11 +193,11 @@ impl CallInHand {
             Verdict::Restored(reply) => {
                 call_admission::settled(&self.session, &self.cx, call, &reply);
                 self.open_replayed(row.session, &reply).await;
-                Err(Refused::with(reply))
+                Err(Refused::With(reply))
             }
             Verdict::Replay(reply) => {
                 self.open_replayed(row.session, &reply).await;
-                Err(Refused::with(reply))
+                Err(Refused::With(reply))
             }
             Verdict::Running | Verdict::Stale => Err(Refused::Unheard),
             Verdict::Unknown => Err(Refused::with(Reply::malformed("no such replay slot"))),
@@ -206,16 +217,15 @@ impl CallInHand {
     }
 
     /// Calls that end at once, nearly all, are not worth a note; the others show in the
-    /// status while they last.
+    /// status while they last. Errors: the answer.
     async fn execute(
         &self,
         call: &TypedCall<'_>,
         data: Option<Buf>,
-        again: Option<Reexecution>,
         changing: Option<&PendingRightsChange<'_>>,
-    ) -> Executed {
-        let executed = self.execute_noted(call, data, again, changing);
-        let mut executed = std::pin::pin!(executed);
+        outcome: &mut Outcome,
+    ) -> dray_core::Result<()> {
+        let mut executed = std::pin::pin!(self.execute_noted(call, data, changing, outcome));
         let first = std::future::poll_fn(|task| Poll::Ready(executed.as_mut().poll(task))).await;
         if let Poll::Ready(executed) = first {
             return executed;
@@ -232,66 +242,50 @@ impl CallInHand {
         executed
     }
 
-    /// With the intent noted where the change must not be applied twice.
+    /// With the intent noted where the change must not be applied twice. Errors: the answer.
     async fn execute_noted(
         &self,
         TypedCall { call, row }: &TypedCall<'_>,
         data: Option<Buf>,
-        again: Option<Reexecution>,
         changing: Option<&PendingRightsChange<'_>>,
-    ) -> Executed {
+        outcome: &mut Outcome,
+    ) -> dray_core::Result<()> {
+        let Outcome { reply, grants: RangeGrants { plan, again, lone, leases }, since } = outcome;
         let data_bytes = data.as_ref().map_or(0, Buf::len);
         let (_admitted, refused) = match self.admitted(call, data_bytes, again.is_some()).await {
             Ok(grants) => (grants, None),
-            Err(error) => (None, Some(error)),
+            Err(error) if self.head.op == Op::Close => (None, Some(error)),
+            Err(error) => return Err(error),
         };
-        if let Some(error) = refused.as_ref().filter(|_| self.head.op != Op::Close) {
-            return Executed::only(Reply::failure(error));
-        }
         let Ok(_unslotted) = self.unslotted(row.session).await else {
             // The call's connection has gone: the call has been asked for again.
-            return Executed::only(Reply::failure(&self.cx.cancelled()));
+            return Err(self.cx.cancelled());
         };
         let in_slot = self.head.slot != NO_SLOT;
-        let files = match in_slot {
-            true => Files::of(&self.session, row),
-            false => Ok(Files::default()),
-        };
-        let files = match files {
-            Ok(files) => files,
-            Err(error) => return Executed::only(Reply::failure(&error)),
-        };
-        let mut leases = self.breaking(row, &files, again.as_ref());
+        let files = if in_slot { Files::of(&self.session, row)? } else { Files::default() };
+        *leases = self.breaking(row, &files, again.as_deref());
         if let Some(waits) = leases.as_mut().and_then(|leases| leases.recall()) {
             Box::pin(waits.wait()).await;
         }
-        let mut again = self.asked_again(again, row, &files);
+        again.take_if(|again| !self.asks_again(again, row, &files));
         if let Some(answered) = again.as_mut().and_then(|again| again.answered.take()) {
             let of_call = (call, row, &files, data);
-            let reply = self.make_answered(of_call, answered.answer).await;
-            let grants = RangeGrants { _plan: None, _again: again, _lone: None, leases };
-            return Executed { grants: Some(Box::new(grants)), ..Executed::only(reply) };
+            *reply = self.make_answered(of_call, answered.answer).await;
+            return Ok(());
         }
         let amend = again.as_ref().and_then(|again| again.amend);
         if execute::is_to_be_made(&self.session, &self.cx, amend).await {
-            again = None;
+            *again = None;
         }
         let sabotaged = self.server.options.broken().is(Sabotage::Named);
-        if again.is_none()
-            && !sabotaged
-            && let Err(error) = execute::check_name(&self.session, &self.cx, call).await
-        {
-            return Executed::only(Reply::failure(&error));
+        if again.is_none() && !sabotaged {
+            execute::check_name(&self.session, &self.cx, call).await?;
         }
         let amend = again.as_ref().and_then(|again| again.amend);
-        let mut plan = None;
         if in_slot && again.is_none() {
-            plan = match self.intend((row, &files), data_bytes).await {
-                Ok(plan) => plan,
-                Err(error) => return Executed::only(Reply::failure(&error)),
-            };
+            *plan = self.intend((row, &files), data_bytes).await?;
         }
-        if let Some(leases) = &mut leases {
+        if let Some(leases) = leases {
             let named = plan.iter().flat_map(|plan| plan.named).flatten();
             named.for_each(|file| leases.attributes(file));
             if let Some(waits) = leases.recall() {
@@ -304,11 +298,10 @@ impl CallInHand {
         }
         let plans = (plan.as_ref(), amend);
         let written = bytes::written(session, &self.cx, (row, &files), data_bytes, plans).await;
-        let lone = match written {
+        if let Some(written) = written {
             // The last of all waits: readers of the same range wait from now on.
-            Some(written) => bytes::take(session, written, plan.as_mut(), again.as_mut()).await,
-            None => None,
-        };
+            *lone = bytes::take(session, written, plan.as_mut(), again.as_deref_mut()).await;
+        }
         let version = self.split_read_version(call);
         let state = ChangeState { files: &files, plan: plan.as_mut(), amend };
         // The checks come behind all waits: the things that the client had may be somebody else's by
@@ -316,20 +309,23 @@ impl CallInHand {
         let changes = row.changes != Changes::Nothing;
         let carried = if changes && !session.export.is_lost() { session.carry() } else { None };
         if changes && carried.is_none() {
-            return Executed::only(Reply::failure(&self.cx.cancelled()));
+            return Err(self.cx.cancelled());
         }
         let table = session.export.lease_table.as_ref();
-        let since = table.zip(session.lease_holder()).map(|(table, holder)| table.since(holder));
-        let mut reply = execute::execute(server, session, &self.cx, call, data, state).await;
+        *since = table.zip(session.lease_holder()).map(|(table, holder)| table.since(holder));
+        *reply = match execute::run(server, session, &self.cx, (call, state), data).await {
+            Ok(reply) => reply,
+            Err(error) => Reply::failure(&error),
+        };
         drop(carried);
         if amend.is_some_and(|amend| amend.made().is_some() || amend.put().is_some()) {
-            call_admission::settled(&self.session, &self.cx, call, &reply);
+            call_admission::settled(&self.session, &self.cx, call, reply);
         }
         let appended_at = plan.as_ref().and_then(|plan| plan.append_at);
         let at = amend.and_then(Amend::append_at).or(appended_at);
         if row.changes.is_stamped() {
-            let stamp = bytes::stamp(plan.as_ref(), again.as_ref(), lone.as_ref());
-            self.stamp(&mut reply, stamp, (row, &files), at);
+            let stamp = bytes::stamp(plan.as_ref(), again.as_deref(), lone.as_ref());
+            self.stamp(reply, stamp, (row, &files), at);
         }
         if let Some(version) = version {
             let unchanged = self.split_read_version(call) == Some(version);
@@ -338,12 +334,10 @@ impl CallInHand {
             }
         }
         if let Some(error) = refused {
-            reply = Reply::failure(&error); // of a file that is closed nevertheless
+            *reply = Reply::failure(&error); // of a file that is closed nevertheless
         }
         dray_rt::step().await;
-        let grants = (in_slot || lone.is_some())
-            .then(|| Box::new(RangeGrants { _plan: plan, _again: again, _lone: lone, leases }));
-        Executed { reply, grants, since }
+        Ok(())
     }
 
     /// Marks what a change breaks of others' leases, as far as it is known before the change is
@@ -448,17 +442,11 @@ impl CallInHand {
         }
     }
 
-    /// The change that was cut short, if this call asks for that change. A call that asks for
-    /// something else is a new change.
-    fn asked_again(
-        &self,
-        again: Option<Reexecution>,
-        row: &CallRow<'_>,
-        files: &Files,
-    ) -> Option<Reexecution> {
-        let again = again?;
-        let about = files.repeated(row.intent).ok()?;
-        again.is_of(self.head.op, about.into_iter().flatten()).then_some(again)
+    /// Whether this call asks for the change that was cut short. A call that asks for something else
+    /// is a new change.
+    fn asks_again(&self, again: &Reexecution, row: &CallRow<'_>, files: &Files) -> bool {
+        let Ok(about) = files.repeated(row.intent) else { return false };
+        again.is_of(self.head.op, about.into_iter().flatten())
     }
 
     /// Orders a call that changes a session, and is in no slot, behind the calls of the session's
@@ -491,6 +479,11 @@ impl CallInHand {
         let CallHead { slot, sequence, op, .. } = self.head;
         let plan = plan::plan(&self.session, &self.cx, (row.intent, files), data_bytes).await?;
         if let Some(plan) = &plan {
+            // The change before it may have ended without an answer when the export was lost, and is
+            // settled at the next opening. An intent beside that one would say that this began as well.
+            if self.session.export.is_lost() {
+                return Err(self.cx.cancelled());
+            }
             self.session.slots.intend(slot, sequence, OpRow::of(op).noted_as, &plan.intent);
             // No client hears that the change was not carried out: the next server finds out.
             if !self.is_settled().await {
@@ -632,6 +625,7 @@ mod tests {
             counts_on_one_user: false,
             leases: LeaseWish::No,
             definition: 0,
+            group: None,
         };
         let mounted = Mount::connect(network.connector("s"), options, SessionMemory::heap()).await;
         RemoteFs::new(mounted.unwrap())

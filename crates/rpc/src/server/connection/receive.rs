@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use dray_core::{Buf, Cancel, Context, Counted, Errno, Error, GROUPS_MAX, SessionId, Via};
+use dray_core::{Buf, Cancel, Class, Context, Counted, Errno, Error, GROUPS_MAX, SessionId, Via};
 
 use super::ServerSink;
 use super::call::CallInHand;
@@ -75,6 +75,11 @@ impl ServerSink {
             NotifyHead::RELEASED => {
                 let (from, to) = input.get()?;
                 dray_rt::spawn(session.clone().release(self.number, from..to));
+            }
+            NotifyHead::PROBE => {
+                let mut answer = Vec::new();
+                NotifyHead { what: NotifyHead::PRESENT, flags: 0, tag: 0 }.put_message(&mut answer);
+                let _ = self.connection.notify(&answer); // a client that does not read is not told more
             }
             NotifyHead::RECOVERY_COMPLETE => session.export.recovery_window.returned(session.id),
             NotifyHead::GOODBYE if self.server.options.broken().is(Sabotage::Goodbyes) => {}
@@ -149,6 +154,9 @@ impl ServerSink {
         let mut cx = Context::new(node, head.request, who, head.pid);
         cx.holder = session.holder();
         cx.umask = head.umask;
+        if head.flags & CallHead::BACKGROUND != 0 {
+            cx.class = Class::Background;
+        }
         cx.address = session.address();
         cx.via = Some(Via { session: SessionId(session.id), peer: self.peer });
         if row.can_be_cancelled {
@@ -173,7 +181,7 @@ impl ServerSink {
             head,
             cx,
         };
-        dray_rt::poll_once_then_spawn(Box::pin(call.carry_out(Box::from(body), data)));
+        dray_rt::poll_once_then_spawn(call.carry_out(Box::from(body), data));
         Ok(())
     }
 }

@@ -1,4 +1,5 @@
-//! A connection by which one server of a slice brings the notes of its journal to the other one.
+//! A connection by which one server brings batches to another one. They are notes of a slice's journal, or
+//! what the server uses of limits that both keep.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +16,7 @@ use crate::auth::{Key, Role, Transcript};
 use crate::server::connection_limits::HandshakePlace;
 use crate::server::export::Allow;
 use crate::server::log_throttle::LogThrottle;
-use crate::server::replication::{JournalReplica, ReplicaRefusal};
+use crate::server::replication::{BatchTaker, ReplicaRefusal};
 use crate::server::sessions::refused;
 use crate::wire::{
     Auth, BatchHead, BatchOutcome, BatchReply, Challenge, HandshakeError, Malformed, Proof,
@@ -65,10 +66,10 @@ impl ReplicaPort {
     }
 
     /// Serves a connection of the slice's other server until it ends; a task of the executor that the
-    /// connection was made on. `replica` takes the notes, which may wait for a disk.
+    /// connection was made on. `taker` takes the batches, which may wait for a disk.
     pub async fn serve(
         &self,
-        replica: &JournalReplica,
+        taker: &dyn BatchTaker,
         connection: Arc<dyn Connection>,
         admission: Admission,
     ) {
@@ -76,7 +77,7 @@ impl ReplicaPort {
         dray_rt::spawn(watch_welcome(Arc::downgrade(&connection), welcomed.clone()));
         let mut sink = ReplicaSink {
             port: self,
-            replica,
+            taker,
             connection: connection.clone(),
             stage: Stage::Hello,
             has_place: admission.connection_place.is_some(),
@@ -88,7 +89,7 @@ impl ReplicaPort {
         match sink.stage {
             Stage::Serving => log::debug!("slice {slice}: connection of {peer} ended: {error}"),
             Stage::Hello | Stage::Challenged(_) => self.turned_away.say(|more| {
-                log::warn!("slice {slice}: {peer} brings no notes of its journal: {error}{more}");
+                log::warn!("{slice}: {peer} is not its other server: {error}{more}");
             }),
         }
     }
@@ -109,7 +110,7 @@ impl ReplicaPort {
         Err(refused(
             Errno::EACCES,
             format!(
-                "slice {slice} takes no notes from {peer}: without a key its servers have to be in \
+                "{slice} takes nothing from {peer}: without a key its servers have to be in \
                  `allow`, and to come from ports below 1024"
             ),
         ))
@@ -146,7 +147,7 @@ impl Challenged {
 
 struct ReplicaSink<'a> {
     port: &'a ReplicaPort,
-    replica: &'a JournalReplica,
+    taker: &'a dyn BatchTaker,
     connection: Arc<dyn Connection>,
     stage: Stage,
     /// Else there are as many connections as there may be.
@@ -228,7 +229,7 @@ impl ReplicaSink<'_> {
             return Err(Malformed("more batches at once than were allowed").into());
         }
         let notes = data.as_ref().map_or(&[][..], BufMut::filled);
-        let (outcome, errno) = outcome_of(&self.replica.take(epoch, number, notes));
+        let (outcome, errno) = outcome_of(&self.taker.take(epoch, number, notes));
         let mut reply = Vec::new();
         BatchReply { epoch, number, outcome, errno }.put_message(&mut reply);
         self.say(&reply);

@@ -99,7 +99,7 @@ pub(crate) async fn plan(
     let look = || {
         let mut intent = SPARE.take();
         intent.clear();
-        Look { session, cx: as_server::to_look(cx), caller: cx, files, intent }
+        Inspection { session, cx: as_server::to_look(cx), caller: cx, files, intent }
     };
     let plan = match intent {
         Intent::None => return Ok(None),
@@ -132,7 +132,7 @@ pub(crate) async fn cut_by(
         return None;
     }
     let (files, intent) = (&Files::default(), Vec::new());
-    let look = Look { session, cx: as_server::to_look(cx), caller: cx, files, intent };
+    let look = Inspection { session, cx: as_server::to_look(cx), caller: cx, files, intent };
     look.find(dir, name).await.ok()?.filter(is_regular).map(|file| file.id)
 }
 
@@ -149,7 +149,7 @@ async fn repeat(session: &ServerSession, file: FileId, span: Span) -> Plan {
 type NameIn<'a> = (FileId, &'a [u8]);
 
 /// Looks, each of which makes a plan.
-struct Look<'a> {
+struct Inspection<'a> {
     session: &'a ServerSession,
     /// The server's own: what it looks at, the caller may not be allowed to see.
     cx: Context,
@@ -158,7 +158,7 @@ struct Look<'a> {
     intent: Vec<u8>,
 }
 
-impl Look<'_> {
+impl Inspection<'_> {
     fn ranges(&self) -> &Arc<RangeTable> {
         &self.session.export.ranges
     }

@@ -16,14 +16,14 @@ use crate::server::journal::SlotLog;
 use crate::server::ranges::RangeGrant;
 use crate::server::recovery::replayed::AwaitedRepetition;
 use crate::server::reply::Reply;
-use crate::server::sabotage::Broken;
+use crate::server::sabotage::BrokenPromises;
 use crate::wire::OpRow;
 
 /// The slots of a session.
 pub(crate) struct ReplaySlots {
     slots: Mutex<Vec<Slot>>,
     log: Arc<dyn SlotLog>,
-    broken: Broken,
+    broken: BrokenPromises,
 }
 
 #[derive(Default)]
@@ -47,7 +47,7 @@ enum State {
     /// Answered, or settled, by the answer of a server before us.
     Restored,
     /// The server's death cut it short: its grants are kept until it comes again.
-    Cut(Reexecution),
+    Cut(Box<Reexecution>),
 }
 
 /// The state of a change that is made again.
@@ -110,16 +110,16 @@ pub(crate) struct Route {
     pub(crate) tag: u32,
 }
 
-/// The treatment of a change that came in.
+/// The treatment of a change that came in. What is rare is in a box, since a verdict is moved.
 pub(crate) enum Verdict {
     /// Apply it.
     Fresh,
     /// Apply it: a server before us began to.
-    Reexecute(Reexecution),
+    Reexecute(Box<Reexecution>),
     /// The change was applied: this was the answer.
-    Replay(Reply),
+    Replay(Box<Reply>),
     /// The same, by a server before us, which need not have told its observers.
-    Restored(Reply),
+    Restored(Box<Reply>),
     /// The change is being applied; the answer will go to the connection that asked last.
     Running,
     /// Older than what the slot has seen: a leftover of a connection long gone.
@@ -137,7 +137,7 @@ impl Verdict {
 
 impl ReplaySlots {
     /// New slots, as many as there is room for in `log`.
-    pub(crate) fn new(log: Arc<dyn SlotLog>, broken: Broken) -> ReplaySlots {
+    pub(crate) fn new(log: Arc<dyn SlotLog>, broken: BrokenPromises) -> ReplaySlots {
         let slots = Mutex::new((0..log.count()).map(|_| Slot::default()).collect());
         ReplaySlots { slots, log, broken }
     }
@@ -220,10 +220,10 @@ impl ReplaySlots {
                     *old = route.clone();
                     Verdict::Running
                 }
-                State::Done => Verdict::Replay(Reply::remembered(&slot.answer)),
+                State::Done => Verdict::Replay(Box::new(Reply::remembered(&slot.answer))),
                 State::Restored => {
                     slot.state = State::Done; // its observers hear of it once
-                    Verdict::Restored(Reply::remembered(&slot.answer))
+                    Verdict::Restored(Box::new(Reply::remembered(&slot.answer)))
                 }
             };
         }
@@ -321,7 +321,7 @@ mod tests {
                 host: String::new(),
             };
             let log = MemoryJournal::default().create(&record, 2).unwrap();
-            let slots = ReplaySlots::new(log, Broken::default());
+            let slots = ReplaySlots::new(log, BrokenPromises::default());
             for sequence in [u32::MAX - 1, u32::MAX, 0, 1] {
                 assert!(matches!(slots.begin(1, sequence, &route), Verdict::Fresh));
                 slots.done(1, sequence, &Reply::success(()));
@@ -340,7 +340,7 @@ mod tests {
         dray_rt::Executor::new(driver).unwrap().block_on(async {
             let answered = Answered::new(Op::Make, &[]).await;
             let (slots, route) =
-                (ReplaySlots::new(answered.log, Broken::default()), &answered.route);
+                (ReplaySlots::new(answered.log, BrokenPromises::default()), &answered.route);
             for sequence in [1, 2] {
                 assert!(matches!(slots.begin(0, sequence, route), Verdict::Fresh));
             }
@@ -393,7 +393,7 @@ mod tests {
 
         /// The next server's verdict on the change when it comes again.
         async fn next_epoch(&self, lost: bool) -> (ReplaySlots, Verdict) {
-            let slots = ReplaySlots::new(self.log.clone(), Broken::default());
+            let slots = ReplaySlots::new(self.log.clone(), BrokenPromises::default());
             let loss = if lost { StateLoss::Unsynced } else { StateLoss::Nothing };
             slots.restore(&self.export(), loss).await;
             let verdict = slots.begin(0, 1, &self.route);
@@ -423,10 +423,8 @@ mod tests {
             answered.fs.create(&cx, answered.fs.info().root, name, NEW).await.unwrap();
             for (lost, asked_again) in [(true, true), (true, false), (false, false), (true, true)] {
                 let (slots, verdict) = answered.next_epoch(lost).await;
-                let Verdict::Reexecute(Reexecution { amend, .. }) = verdict else {
-                    panic!("it is not made again");
-                };
-                assert!(matches!(amend, Some(Amend::AppendAt(100))));
+                let Verdict::Reexecute(again) = verdict else { panic!("it is not made again") };
+                assert!(matches!(again.amend, Some(Amend::AppendAt(100))));
                 if asked_again {
                     slots.done(0, 1, &Reply::success(10u32));
                 }
@@ -451,7 +449,7 @@ mod tests {
             None::<FileId>.put(&mut intent);
             let answered = Answered::new(Op::Make, &intent).await;
             // No client asks in the first epoch.
-            let slots = ReplaySlots::new(answered.log.clone(), Broken::default());
+            let slots = ReplaySlots::new(answered.log.clone(), BrokenPromises::default());
             slots.restore(&answered.export(), StateLoss::Unsynced).await;
             let (_, verdict) = answered.next_epoch(false).await;
             assert!(matches!(verdict, Verdict::Fresh));
@@ -475,8 +473,9 @@ mod tests {
                 let spared = Answered::begun(op, &intent).await;
                 let id = spared.fs.create(&cx, root, name, NEW).await.unwrap().0.id;
                 let is_of_it = |verdict| match verdict {
-                    Verdict::Reexecute(Reexecution { amend, .. }) => {
-                        amend.and_then(|amend| amend.made().or(amend.put())) == Some((id, true))
+                    Verdict::Reexecute(again) => {
+                        let made = again.amend.and_then(|amend| amend.made().or(amend.put()));
+                        made == Some((id, true))
                     }
                     _ => false,
                 };
@@ -566,7 +565,7 @@ mod tests {
                     Observed::new(Arc::new(fs.clone()), Arc::new(Faults::new(broken.into())));
                 let export = Export::new("data", Arc::new(below), Vec::new());
                 let begun = Answered::begun(op, &intent).await;
-                let slots = ReplaySlots::new(begun.log.clone(), Broken::default());
+                let slots = ReplaySlots::new(begun.log.clone(), BrokenPromises::default());
                 slots.restore(&export, StateLoss::Nothing).await;
                 let Verdict::Restored(answer) = slots.begin(0, 1, &begun.route) else {
                     panic!("{op:?} is made once more, or is said to have been");

@@ -158,7 +158,9 @@ pub(super) async fn note_and_lock(
         return Ok(reply);
     }
     session.note_lock((handle, file.id()), &lock, reclaim)?; // a close may have come in between
-    if session.is_ended() {
+    // A successor that does not have the note would give the lock to another client.
+    let is_noted = session.lock_note_settled().await;
+    if !is_noted || session.is_ended() {
         // The session's files may have been closed before: nobody else would give the lock back.
         file.lock(cx, Lock { kind: LockKind::Unlock, ..lock }, false).await?;
         return Err(cx.cancelled());

@@ -25,21 +25,9 @@ pub(super) use opening::{check_name, is_to_be_made};
 pub(super) use operands::{Files, ShownOperand, check_handles, span};
 pub(super) use replayed::{make_answered, open_replayed};
 
-/// Carries out a call; whatever happens, there is an answer.
-pub(super) async fn execute(
-    server: &Inner,
-    session: &ServerSession,
-    cx: &Context,
-    call: &Call<'_>,
-    data: Option<Buf>,
-    state: ChangeState<'_>,
-) -> Reply {
-    let result = run(server, session, cx, (call, state), data).await;
-    result.unwrap_or_else(|error| Reply::failure(&error))
-}
-
-/// There is one arm for each operation: here the compiler asks how a new one is carried out.
-async fn run(
+/// Carries out a call. There is one arm for each operation: here the compiler asks how a new one is
+/// carried out.
+pub(super) async fn run(
     server: &Inner,
     session: &ServerSession,
     cx: &Context,

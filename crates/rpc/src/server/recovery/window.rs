@@ -155,8 +155,8 @@ mod tests {
             dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 2 }).unwrap();
         executor.block_on(async {
             let (fs, cx) = (MemoryFs::new(MemoryOptions::default()), Context::system());
-            let returning = Arc::new(RecoveryWindow::default());
-            returning.awaits(1, LEASE);
+            let window = Arc::new(RecoveryWindow::default());
+            window.awaits(1, LEASE);
             let mut last = None;
             for number in 0..=KEPT_MAX {
                 let name = format!("f{number}");
@@ -164,28 +164,28 @@ mod tests {
                 let (entry, file) = fs.create(&cx, fs.info().root, name, NEW).await.unwrap();
                 file.close(&cx).await.unwrap();
                 if number < KEPT_MAX {
-                    returning.keep(&fs, &cx, &entry).await;
+                    window.keep(&fs, &cx, &entry).await;
                 }
                 last = Some(entry);
             }
             let removal = || {
-                let (returning, fs) = (returning.clone(), fs.clone());
+                let (window, fs) = (window.clone(), fs.clone());
                 let entry = last.unwrap();
                 dray_rt::spawn_join(async move {
-                    returning.keep(&fs, &Context::system(), &entry).await;
+                    window.keep(&fs, &Context::system(), &entry).await;
                 })
             };
             let mut waits = removal();
             let soon = dray_rt::timeout(LEASE * WAIT_LEASES_MAX / 2, &mut waits).await;
-            assert!(soon.is_err() && returning.lock().kept.len() == KEPT_MAX);
+            assert!(soon.is_err() && window.lock().kept.len() == KEPT_MAX);
             // The client is there, and never says that it is back.
             dray_rt::timeout(LEASE * WAIT_LEASES_MAX, waits).await.unwrap().unwrap();
-            assert_eq!(returning.lock().kept.len(), KEPT_MAX);
-            returning.awaits(2, LEASE);
+            assert_eq!(window.lock().kept.len(), KEPT_MAX);
+            window.awaits(2, LEASE);
             let waits = removal();
             dray_rt::sleep(Duration::from_secs(1)).await;
-            returning.returned(1);
-            returning.returned(2);
+            window.returned(1);
+            window.returned(2);
             waits.await.unwrap();
         });
     }
@@ -200,20 +200,20 @@ mod tests {
             let (root, name) = (fs.info().root, Name::new(b"f").unwrap());
             let (entry, file) = fs.create(&cx, root, name, NEW).await.unwrap();
             file.close(&cx).await.unwrap();
-            let returning = RecoveryWindow::default();
-            returning.awaits(1, LEASE);
-            returning.awaits(2, LEASE);
+            let window = RecoveryWindow::default();
+            window.awaits(1, LEASE);
+            window.awaits(2, LEASE);
             let dir = Name::new(b"d").unwrap();
             let made = fs.make(&cx, root, dir, Make::Directory { mode: 0o755 }).await.unwrap();
-            returning.keep(&fs, &cx, &entry).await;
-            returning.keep(&fs, &cx, &made).await;
+            window.keep(&fs, &cx, &entry).await;
+            window.keep(&fs, &cx, &made).await;
             fs.remove(&cx, root, name, RemoveKind::File).await.unwrap();
             fs.remove(&cx, root, dir, RemoveKind::Directory).await.unwrap();
-            returning.returned(1);
+            window.returned(1);
             for id in [entry.id, made.id] {
                 fs.getattr(&cx, id).await.unwrap();
             }
-            returning.returned(2);
+            window.returned(2);
             for id in [entry.id, made.id] {
                 let gone = fs.getattr(&cx, id).await.unwrap_err();
                 assert_eq!(gone.errno(), Errno::ESTALE);

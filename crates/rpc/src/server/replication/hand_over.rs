@@ -201,7 +201,7 @@ impl SliceServer {
 
     /// Brings everything to media that was written through this machine. In a task of its own, since
     /// this one may be given up half way.
-    async fn sync(&self, leading: &Leading) -> dray_core::Result<()> {
+    pub(super) async fn sync(&self, leading: &Leading) -> dray_core::Result<()> {
         let fs = leading.fs.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(fs) = fs else { return Ok(()) }; // nothing was served
         let sync = dray_rt::spawn_join(async move { fs.sync_all(&as_server::of_nobody()).await });
@@ -209,7 +209,7 @@ impl SliceServer {
         sync.await.unwrap_or_else(|_| Err(died()))
     }
 
-    async fn calls_ended(&self) {
+    pub(super) async fn calls_ended(&self) {
         while self.is_withdrawn_in_use() {
             sleep(LOOK_EVERY).await;
         }

@@ -29,16 +29,15 @@ pub struct ServingLease {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeaseEra(u64);
 
-impl Default for ServingLease {
-    fn default() -> ServingLease {
-        ServingLease { length: LEASE - MARGIN, until_ns: AtomicU64::new(0), era: AtomicU64::new(0) }
-    }
-}
-
 impl ServingLease {
     /// One beside a lease of `ttl` in the membership. It is shorter by a quarter.
     pub fn within(ttl: Duration) -> ServingLease {
-        ServingLease { length: ttl - ttl / 4, ..ServingLease::default() }
+        ServingLease::of_length(ttl - ttl / 4)
+    }
+
+    /// One that each keepalive prolongs by this.
+    pub(super) fn of_length(length: Duration) -> ServingLease {
+        ServingLease { length, until_ns: AtomicU64::new(0), era: AtomicU64::new(0) }
     }
 
     /// A keepalive that was sent at `sent` went well. The time of its sending counts: it arrived later,

@@ -81,6 +81,10 @@ pub trait Membership: Send + Sync + 'static {
     /// is handed over to it.
     fn is_drained(&self, server: ServerNumber) -> bool;
 
+    /// An administrator has all servers serve nothing for a while. Each time that one asks for that has a
+    /// revision of its own. None: they serve.
+    fn quiesced(&self) -> Option<Revision>;
+
     /// The state of a slice; none: nobody has served it so far. It is at least as new as what this server
     /// has changed before, and as what it was told before. Whatever this server asked for before and was
     /// not told the outcome of is not carried out later.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use dray_core::Fut;
 use dray_rt::{Instant, random_u64, sleep};
 
-use super::lease::{KEEP_ALIVE_EVERY, LEASE, ServingLease};
+use super::lease::{KEEP_ALIVE_EVERY, LEASE, MARGIN, ServingLease};
 use super::membership::{Membership, Revision, ServerNumber, SliceChange, SliceState};
 
 /// Longest time of a call on its way.
@@ -64,7 +64,8 @@ impl MemoryRegistry {
 
     /// What `server` sees of it. It becomes a member by [`RegistryMember::keep_alive`].
     pub fn member(&self, server: ServerNumber) -> RegistryMember {
-        RegistryMember { registry: self.clone(), me: server, lease: Arc::default() }
+        let lease = Arc::new(ServingLease::within(LEASE));
+        RegistryMember { registry: self.clone(), me: server, lease, clock: 1.0 }
     }
 
     /// One way of a call. Errors: the server has been cut off.
@@ -83,9 +84,17 @@ pub struct RegistryMember {
     registry: MemoryRegistry,
     me: ServerNumber,
     lease: Arc<ServingLease>,
+    /// What its clock takes for a second, seconds.
+    clock: f64,
 }
 
 impl RegistryMember {
+    /// With a clock that takes this for a second, seconds: from 0.8 to 1.2.
+    pub fn with_clock(self, clock: f64) -> RegistryMember {
+        let lease = Arc::new(ServingLease::of_length((LEASE - MARGIN).mul_f64(clock)));
+        RegistryMember { lease, clock, ..self }
+    }
+
     /// A call, there and back.
     async fn call<T>(&self, work: impl FnOnce(&mut State) -> T) -> io::Result<T> {
         self.registry.way(self.me).await?;
@@ -102,7 +111,7 @@ impl RegistryMember {
             if self.call(renew).await.is_ok() {
                 self.lease.prolong(sent);
             }
-            sleep(KEEP_ALIVE_EVERY).await;
+            sleep(KEEP_ALIVE_EVERY.mul_f64(self.clock)).await;
         }
     }
 }
@@ -124,6 +133,10 @@ impl Membership for RegistryMember {
 
     fn is_drained(&self, _: ServerNumber) -> bool {
         false
+    }
+
+    fn quiesced(&self) -> Option<Revision> {
+        None
     }
 
     fn slice<'a>(&'a self, name: &'a str) -> Fut<'a, io::Result<Option<(SliceState, Revision)>>> {

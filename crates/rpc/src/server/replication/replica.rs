@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::entry::{JournalEntry, SlotName};
 use crate::server::journal::{ANSWER_MAX_BYTES, INTENT_MAX_BYTES, Journal, SessionRecord, SlotLog};
+use crate::server::sabotage::{BrokenPromises, Sabotage};
 use crate::wire::{Input, Malformed};
 
 /// Replay slots that a session of another server may have at most.
@@ -49,9 +50,22 @@ impl From<io::Error> for ReplicaRefusal {
     }
 }
 
+/// Takes what another server brings.
+pub trait BatchTaker: Send + Sync {
+    /// Takes batch `number` of the sender's `epoch`. Errors: it is not taken.
+    fn take(&self, epoch: u64, number: u64, batch: &[u8]) -> Result<(), ReplicaRefusal>;
+}
+
+impl BatchTaker for JournalReplica {
+    fn take(&self, epoch: u64, number: u64, batch: &[u8]) -> Result<(), ReplicaRefusal> {
+        JournalReplica::take(self, epoch, number, batch)
+    }
+}
+
 /// The backup's copy.
 pub struct JournalReplica {
     journal: Arc<dyn Journal>,
+    broken: BrokenPromises,
     state: Mutex<State>,
 }
 
@@ -59,6 +73,8 @@ pub struct JournalReplica {
 struct State {
     /// Of the primary whose notes are taken; those of earlier ones are not.
     epoch: u64,
+    /// It is not known yet of which epoch the primary is.
+    awaits_primary: bool,
     /// A copy has begun in this epoch: what follows it can be applied.
     has_copy: bool,
     /// The number of the next batch of this epoch.
@@ -69,7 +85,12 @@ struct State {
 impl JournalReplica {
     /// Keeps notes in `journal`; what is in there counts for nothing before a copy has come.
     pub fn new(journal: Arc<dyn Journal>) -> JournalReplica {
-        JournalReplica { journal, state: Mutex::default() }
+        JournalReplica { journal, broken: BrokenPromises::default(), state: Mutex::default() }
+    }
+
+    /// With a protection left out.
+    pub(super) fn that_is(self, broken: BrokenPromises) -> JournalReplica {
+        JournalReplica { broken, ..self }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -80,8 +101,12 @@ impl JournalReplica {
     /// wait for a disk. Errors: it is not taken; notes of it may have been applied.
     pub fn take(&self, epoch: u64, number: u64, batch: &[u8]) -> Result<(), ReplicaRefusal> {
         let mut state = self.lock();
+        let epoch = if self.broken.is(Sabotage::Epochs) { state.epoch } else { epoch };
         if epoch < state.epoch {
             return Err(ReplicaRefusal::Deposed);
+        }
+        if state.awaits_primary && !self.broken.is(Sabotage::Epochs) {
+            return Err(ReplicaRefusal::Incomplete);
         }
         if epoch > state.epoch {
             *state = State { epoch, ..State::default() };
@@ -111,10 +136,24 @@ impl JournalReplica {
         self.lock().has_copy = false;
     }
 
+    /// Takes nothing before it is known of which epoch the primary is. A batch of an earlier one can be
+    /// under way for long. To a process that has begun anew it looks like one of its primary, and the copy
+    /// in it would replace the journal that this server goes on from.
+    pub(super) fn that_awaits_its_primary(self) -> JournalReplica {
+        self.lock().awaits_primary = true;
+        self
+    }
+
+    /// Takes notes of the primary of `epoch`, or a later one.
+    pub(super) fn open_from(&self, epoch: u64) {
+        self.close_before(epoch);
+        self.lock().awaits_primary = false;
+    }
+
     /// Takes nothing any more from primaries before `epoch`.
     pub fn close_before(&self, epoch: u64) {
         let mut state = self.lock();
-        if epoch > state.epoch {
+        if epoch > state.epoch && !self.broken.is(Sabotage::Epochs) {
             *state = State { epoch, ..State::default() };
         }
     }
@@ -247,6 +286,22 @@ mod tests {
         assert!(matches!(replica.take(4, 1, &batch(&[begun(1)])), Err(ReplicaRefusal::Incomplete)));
         assert_eq!(journal.load()[0].1.records(), []);
         replica.take(5, 0, &copy()).unwrap();
+    }
+
+    /// The copy of a primary of long ago was under way when the process of its successor began anew, and
+    /// replaced the journal of that.
+    // proves: P200
+    #[test]
+    fn a_process_that_does_not_know_its_primary_takes_nothing() {
+        let journal = MemoryJournal::default();
+        journal.create(&session(7), 1).unwrap();
+        let replica = JournalReplica::new(Arc::new(journal.clone())).that_awaits_its_primary();
+        assert!(matches!(replica.take(1, 0, &copy()), Err(ReplicaRefusal::Incomplete)));
+        assert_eq!(journal.load()[0].0.id, 7);
+        replica.open_from(3);
+        assert!(matches!(replica.take(1, 0, &copy()), Err(ReplicaRefusal::Deposed)));
+        replica.take(3, 0, &copy()).unwrap();
+        assert_eq!(journal.load()[0].0.id, 1);
     }
 
     /// Bytes from a network: an error, whatever they are, and nothing panics.

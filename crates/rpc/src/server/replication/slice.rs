@@ -24,7 +24,7 @@ use crate::server::service::Server;
 use crate::server::withdrawal::{ExportLost, LeftOpen, WithdrawnExport};
 
 /// How often a server looks at the membership while nothing happens.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// A backup that does not take a batch within this time is taken out of step.
 const SHIP_MAX: Duration = Duration::from_millis(500);
 /// Until a backup that failed is tried again.
@@ -76,12 +76,13 @@ pub struct SliceServer {
     state: Mutex<State>,
     pub(super) hand_overs: HandOverRequests,
     not_in_step: LogThrottle,
+    pub(super) not_quiet: LogThrottle,
 }
 
-struct State {
+pub(super) struct State {
     /// Serves the slice, or tells clients to come again.
     server: Server,
-    serves: bool,
+    pub(super) serves: bool,
     /// What this process served before.
     withdrawn: Option<WithdrawnExport>,
     /// This process has begun from its own journal.
@@ -89,9 +90,11 @@ struct State {
     /// Since when the backup has been in step, and since when clients have had nothing to send again.
     in_step_since: Option<Instant>,
     recovered_since: Option<Instant>,
+    /// Nothing of the slice is under way here, for an administrator who asked for that.
+    pub(super) quiet: Option<Revision>,
 }
 
-/// This server is not the primary any more.
+/// This server is not the primary any more, or has to begin anew.
 #[derive(Debug)]
 pub(super) struct Deposed;
 
@@ -108,7 +111,9 @@ pub(super) struct Leading {
 impl SliceServer {
     /// One that serves nobody before it [runs](SliceServer::run).
     pub fn new(slice: SliceOptions) -> SliceServer {
-        let replica = JournalReplica::new(slice.journal.clone());
+        let broken = slice.options.broken();
+        let replica = JournalReplica::new(slice.journal.clone()).that_is(broken);
+        let replica = replica.that_awaits_its_primary();
         let server = refusing(&slice);
         let state = State {
             server,
@@ -117,13 +122,15 @@ impl SliceServer {
             began: false,
             in_step_since: None,
             recovered_since: None,
+            quiet: None,
         };
         let hand_overs = HandOverRequests::default();
         let not_in_step = LogThrottle::default();
-        SliceServer { slice, replica, state: Mutex::new(state), hand_overs, not_in_step }
+        let not_quiet = LogThrottle::default();
+        SliceServer { slice, replica, state: Mutex::new(state), hand_overs, not_in_step, not_quiet }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -175,6 +182,7 @@ impl SliceServer {
     pub async fn run(&self) {
         loop {
             let seen = self.slice.membership.slice(&self.slice.name).await;
+            self.note_quiet(&seen);
             let at_once = match seen {
                 Ok(None) => self.begin_slice().await,
                 Ok(Some((state, revision))) if state.primary == self.slice.membership.me() => {
@@ -214,6 +222,7 @@ impl SliceServer {
     async fn follow(&self, state: SliceState, revision: Revision) -> bool {
         let SliceOptions { membership, name, .. } = &self.slice;
         self.lock().began = true; // what this machine lost is lost; the primary's journal counts
+        self.replica.open_from(state.epoch);
         if !state.in_step || membership.is_member(state.primary) {
             return false;
         }
@@ -239,10 +248,19 @@ impl SliceServer {
         let era = lease.era();
         let Some(leading) = self.enter(state, revision).await else { return };
         // Not given up half way: it calls the file system. It ends by itself when the lease does.
-        let opened = self.open(&leading).await;
+        let held = self.slice.membership.quiesced().is_some();
+        let opened = match held {
+            true => {
+                self.hold(&leading);
+                Ok(())
+            }
+            false => self.open(&leading).await,
+        };
         let deposed = match opened {
-            Ok(()) if self.is_broken(Sabotage::ServingLease) => Some(self.serve(&leading).await),
-            Ok(()) => race(lease.lapsed(era), self.serve(&leading)).await,
+            Ok(()) if self.is_broken(Sabotage::ServingLease) => {
+                Some(self.serve(&leading, held).await)
+            }
+            Ok(()) => race(lease.lapsed(era), self.serve(&leading, held)).await,
             Err(ExportLost) => None,
         };
         if deposed.is_none() {
@@ -307,14 +325,16 @@ impl SliceServer {
         Ok(())
     }
 
-    /// Keeps the backup in step until another server is the primary.
-    async fn serve(&self, leading: &Leading) -> Deposed {
+    /// Keeps the backup in step until another server is the primary, or this one has to begin anew. `held`:
+    /// it lets no client in.
+    async fn serve(&self, leading: &Leading, held: bool) -> Deposed {
         let expires = leading.server.expire_leases();
         let notes = race(self.note_recovered(leading), self.keep_in_step(leading));
+        let notes = race(self.quiesce_when_asked(leading, held), notes);
         let work = race(self.hand_over_when_asked(leading), notes);
         match race(expires, work).await {
-            Some(Some(Some(deposed))) => deposed,
-            Some(Some(None) | None) | None => Deposed,
+            Some(Some(Some(Some(deposed)))) => deposed,
+            Some(Some(Some(None) | None) | None) | None => Deposed,
         }
     }
 
@@ -404,7 +424,7 @@ impl SliceServer {
 
     /// Changes the state of the slice, of which this server is the primary. Tries until it is known
     /// whether that is so. Errors: it is not.
-    async fn update(
+    pub(super) async fn update(
         &self,
         leading: &Leading,
         change: impl Fn(&mut SliceState),
@@ -446,8 +466,12 @@ impl SliceServer {
         (state.in_step_since, state.recovered_since) = (None, None);
         if withdrawn.is_some() {
             state.withdrawn = withdrawn;
+            let membership = self.slice.membership.clone();
             dray_rt::spawn(async move {
                 sleep(LEFT_OPEN_MAX).await;
+                while membership.quiesced().is_some() {
+                    sleep(LEFT_OPEN_MAX).await; // clients have nobody to go on at
+                }
                 left.give_back();
             });
         }
@@ -467,7 +491,10 @@ fn refusing(slice: &SliceOptions) -> Server {
 
 /// Waits for whichever is done first. The other one is dropped: it must do nothing but wait, or what
 /// nobody needs any more. None: the first was.
-async fn race<T>(first: impl Future<Output = ()>, second: impl Future<Output = T>) -> Option<T> {
+pub(super) async fn race<T>(
+    first: impl Future<Output = ()>,
+    second: impl Future<Output = T>,
+) -> Option<T> {
     let (mut first, mut second) = (pin!(first), pin!(second));
     poll_fn(|task| {
         if first.as_mut().poll(task).is_ready() {

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use dray_core::{Context, FileId, Lock, LockFamily, LockOwner, OpenFile, OpenHow, Reservation};
 
@@ -42,6 +43,13 @@ impl Owners {
     }
 }
 
+/// Notes that the session has locks: how many were made, and how many of them a successor has.
+#[derive(Default)]
+pub(super) struct LockNotes {
+    made: AtomicU64,
+    settled: AtomicU64,
+}
+
 impl ServerSession {
     /// A lock is about to be had through this open file. The journal notes it, so that a
     /// later server waits for this client. `reclaims`: it had it before. Errors: `ENOLCK`.
@@ -66,8 +74,26 @@ impl ServerSession {
         }
         if none {
             self.slots.set_locks(true);
+            self.lock_notes.made.fetch_add(1, Ordering::SeqCst); // behind it, and in the lock
         }
         Ok(())
+    }
+
+    /// Waits until a successor of this server would know that the session has locks. False: this server
+    /// has been succeeded.
+    pub(crate) async fn lock_note_settled(&self) -> bool {
+        let LockNotes { made, settled } = &self.lock_notes;
+        let last = made.load(Ordering::SeqCst);
+        if settled.load(Ordering::SeqCst) >= last {
+            return true;
+        }
+        if let Some(arrives) = self.slots.settled()
+            && !arrives.await
+        {
+            return false;
+        }
+        settled.fetch_max(last, Ordering::SeqCst);
+        true
     }
 
     /// `owner` no longer has an fcntl lock through this open file.

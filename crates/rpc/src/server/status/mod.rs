@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use dray_core::{Context, Op, Pid};
+use dray_core::{Context, NodeId, Op, Pid};
 use dray_rt::Instant;
 
 use crate::server::execute::ShownOperand;
@@ -100,6 +100,8 @@ impl RefusedStatus {
 pub struct ClientStatus {
     /// Number to evict it by.
     pub session: u64,
+    /// The client, which has a session for each slice of a projection that it uses.
+    pub node: NodeId,
     /// Host name that it gave.
     pub host: String,
     /// Address that it comes from.
@@ -282,6 +284,7 @@ fn client_status(session: &ServerSession) -> ClientStatus {
     let connections = session.connections();
     ClientStatus {
         session: session.id,
+        node: session.node,
         host: session.host.clone(),
         peer: connections.first().map_or_else(|| "-".into(), |first| first.peer().to_string()),
         export: session.export.name.clone(),

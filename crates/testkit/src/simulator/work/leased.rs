@@ -70,7 +70,7 @@ impl Leased {
         events.len() - 1
     }
 
-    /// It is answered so.
+    /// The event that [`begin`](Self::begin) made was answered, as `kind` says.
     fn end(&self, subject: Subject, index: usize, kind: RegisterOp) {
         let to = self.tick();
         let event = &mut lock(self.history(subject))[index];

@@ -84,7 +84,7 @@ pub enum WorkloadKind {
     /// A right that one client gives and takes, and openings by the others.
     Rights,
     /// Changes of files that others have open, and the notifications that these get.
-    Told,
+    Notified,
     /// Appends, writes, cuts and reads of one file by clients that wait for a while only.
     Limited,
     /// A name that one client gives to file after file, and openings of these by it.
@@ -96,7 +96,7 @@ pub enum WorkloadKind {
 }
 
 impl WorkloadKind {
-    /// Those that seeds choose from.
+    /// The kinds that seeds choose from.
     pub const ALL: [WorkloadKind; 14] = [
         WorkloadKind::Append,
         WorkloadKind::Counter,
@@ -108,7 +108,7 @@ impl WorkloadKind {
         WorkloadKind::Puts,
         WorkloadKind::Copies,
         WorkloadKind::Rights,
-        WorkloadKind::Told,
+        WorkloadKind::Notified,
         WorkloadKind::Flocks,
         WorkloadKind::Limited,
         WorkloadKind::Believed,
@@ -146,7 +146,7 @@ impl WorkloadKind {
             WorkloadKind::Copies => Arc::new(copies::CopyWorkload::default()),
             WorkloadKind::Rights => Arc::new(rights::Rights::default()),
             WorkloadKind::Believed => Arc::new(cached_names::CachedNames::default()),
-            WorkloadKind::Told => Arc::new(notifications::Notifications::default()),
+            WorkloadKind::Notified => Arc::new(notifications::Notifications::default()),
             WorkloadKind::Leased => Arc::new(leased::Leased::new(clients)),
             WorkloadKind::Interleaved => Arc::new(interleaved::Interleaved::new(clients)),
         }

@@ -79,7 +79,7 @@ impl Names {
         }
     }
 
-    /// It is about to be given back: somebody else may have it before we get the answer.
+    /// The client is about to give `what` back: another client may have it before the answer is here.
     fn given(&self, what: &str) {
         lock(&self.state).owners.remove(what);
     }

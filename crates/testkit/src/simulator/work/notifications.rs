@@ -46,7 +46,7 @@ struct State {
 }
 
 impl State {
-    /// Whom it concerns that `changer` has changed a file.
+    /// The clients that have `file` open and are notified when `changer` changes it.
     fn watchers(&self, changer: usize, file: usize) -> Vec<(usize, FileId)> {
         let has = |files: &[(usize, SimFile)]| files.iter().any(|(of, _)| *of == file);
         let others = self.open.iter().filter(|(client, files)| **client != changer && has(files));
@@ -260,7 +260,7 @@ async fn change_open(
 
 impl Workload for Notifications {
     fn name(&self) -> &'static str {
-        "told"
+        "notified"
     }
 
     fn bears_crashes(&self) -> bool {

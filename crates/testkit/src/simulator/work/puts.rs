@@ -20,7 +20,7 @@ const WORDS_MAX: u64 = 3000;
 
 #[derive(Clone, Debug)]
 enum Deed {
-    /// It is there, and empty.
+    /// The file was made, and is empty.
     Begin(u64),
     Fill(u64),
     Remove,

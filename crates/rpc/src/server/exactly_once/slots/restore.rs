@@ -16,7 +16,7 @@ use crate::server::sabotage::Sabotage;
 
 /// A change as it was noted: its slot and its number.
 #[derive(Clone, Copy)]
-struct Noted {
+struct NotedChange {
     slot: u32,
     sequence: u32,
 }
@@ -51,7 +51,7 @@ impl ReplaySlots {
                 Slot::over(sequence)
             }
             SlotRecord::Answer { sequence, answer, begun } if lost => {
-                let noted = Noted { slot, sequence };
+                let noted = NotedChange { slot, sequence };
                 return self.look_again(export, noted, (answer, begun)).await;
             }
             SlotRecord::Answer { sequence, answer, begun: Some(begun) }
@@ -59,7 +59,7 @@ impl ReplaySlots {
                     && settle::changes_data(&begun)
                     && !self.broken.is(Sabotage::AnsweredData) =>
             {
-                let noted = Noted { slot, sequence };
+                let noted = NotedChange { slot, sequence };
                 return self.answered_data(export, noted, (answer, begun)).await;
             }
             SlotRecord::Answer { sequence, answer, .. } => Slot::done(sequence, answer),
@@ -67,7 +67,7 @@ impl ReplaySlots {
                 Slot::over(sequence.wrapping_sub(1))
             }
             SlotRecord::Intent { sequence, op, intent } => {
-                let noted = Noted { slot, sequence };
+                let noted = NotedChange { slot, sequence };
                 return self.find_out(export, lost, noted, (op, intent)).await;
             }
         })
@@ -78,7 +78,7 @@ impl ReplaySlots {
     async fn look_again(
         &self,
         export: &Export,
-        noted: Noted,
+        noted: NotedChange,
         (answer, begun): (Vec<u8>, Option<(Op, Vec<u8>)>),
     ) -> Option<Slot> {
         let answered = Reply::remembered(&answer);
@@ -108,7 +108,7 @@ impl ReplaySlots {
     async fn answered_data(
         &self,
         export: &Export,
-        noted: Noted,
+        noted: NotedChange,
         (answer, (op, begun)): (Vec<u8>, (Op, Vec<u8>)),
     ) -> Option<Slot> {
         let reply = Reply::remembered(&answer);
@@ -140,7 +140,7 @@ impl ReplaySlots {
         &self,
         export: &Export,
         lost: bool,
-        noted: Noted,
+        noted: NotedChange,
         (op, intent): (Op, Vec<u8>),
     ) -> Option<Slot> {
         let settled = settle::settle(&*export.fs, op, &intent, lost).await;
@@ -174,7 +174,7 @@ impl ReplaySlots {
             held.into_iter().map(|(file, span)| ranges.change_cut_short(file, span)).collect();
         Slot {
             sequence,
-            state: State::Cut(Reexecution { op, grants, amend, answered: None }),
+            state: State::Cut(Box::new(Reexecution { op, grants, amend, answered: None })),
             answer: Vec::new(),
         }
     }

@@ -1,0 +1,245 @@
+//! Audit at a real server: what two users do, what they are refused, and what a kill leaves.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use crate::common;
+use crate::common::Rig;
+use crate::common::load::Load;
+use serde_json::Value;
+
+fn serve(rig: &mut Rig, options: &str) {
+    let export = format!("data={},squash=none,{options}", rig.path("export").display());
+    let listen = format!("unix://{}", rig.path("socket").display());
+    let args = ["serve", "--export", &export, "--listen", &listen, "--state"];
+    let mut command = rig.command(&args);
+    command.arg(rig.path("state")).env("NOTIFY_SOCKET", rig.path("ready"));
+    rig.start_server(&command, None);
+}
+
+fn mounted(options: &str) -> (Rig, std::path::PathBuf) {
+    let mut rig = Rig::new();
+    serve(&mut rig, options);
+    let at = rig.mount("mount", "transport=classic");
+    (rig, at)
+}
+
+fn audit(rig: &Rig, words: &[&str]) -> String {
+    let state = rig.path("state").display().to_string();
+    rig.demand(&[&["audit"], words, &["--state", &state]].concat())
+}
+
+fn records(rig: &Rig, words: &[&str]) -> Vec<Value> {
+    let lines = audit(rig, &[words, &["--json"]].concat());
+    lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// All records, once those of `marker` are among them.
+fn all_with(rig: &Rig, at: &Path, marker: &str) -> Vec<Value> {
+    fs::create_dir(at.join(marker)).unwrap();
+    let mut all = Vec::new();
+    common::wait_for("the last record", || {
+        all = records(rig, &["search", "data"]);
+        all.iter().any(|one| one["kind"] == "mkdir" && one["name"] == marker)
+    });
+    all
+}
+
+fn of<'a>(all: &'a [Value], kind: &str, path: &str) -> Vec<&'a Value> {
+    all.iter().filter(|one| one["kind"] == kind && one["path"] == path).collect()
+}
+
+// proves: P177
+#[test]
+fn what_users_do_and_what_they_are_refused_is_recorded() {
+    if common::skipped() {
+        return;
+    }
+    let (rig, at) = mounted("audit");
+    fs::create_dir(at.join("open")).unwrap();
+    fs::set_permissions(at.join("open"), fs::Permissions::from_mode(0o777)).unwrap();
+    fs::create_dir(at.join("closed")).unwrap();
+    fs::write(at.join("closed/secret"), "x").unwrap();
+    fs::set_permissions(at.join("closed/secret"), fs::Permissions::from_mode(0o600)).unwrap();
+    let script = "cd $0 && echo 12345 >open/mine && cat open/mine && mv open/mine open/other && ln -s x open/link; \
+                  cat closed/secret; rm -f closed/secret; chmod 777 closed";
+    rig.run_as(1234, &[], "sh", &["-c", script, at.to_str().unwrap()]);
+    let all = all_with(&rig, &at, "marker");
+    let one = |kind: &str, path: &str| {
+        let found = of(&all, kind, path);
+        found.first().unwrap_or_else(|| panic!("no {kind} of {path}: {all:#?}")).to_owned().clone()
+    };
+    let made = one("create", "/open/mine");
+    assert_eq!(
+        (&made["uid"], &made["result"], &made["client"]),
+        (&1234.into(), &"ok".into(), &"local".into())
+    );
+    assert!(made["id"].is_string() && made["parent"].is_string() && made["node"].is_string());
+    let closes = of(&all, "close", "/open/mine");
+    assert!(closes.iter().any(|one| one["written_bytes"] == 6 && one["writes"] == 1), "{closes:?}");
+    let moved = one("rename", "/open/mine");
+    assert_eq!((&moved["to_path"], &moved["uid"]), (&"/open/other".into(), &1234.into()));
+    assert_eq!(one("symlink", "/open/link")["uid"], 1234);
+    let denied: Vec<_> = all.iter().filter(|one| one["denied"] == true).collect();
+    let is_refused = |kind: &str, path: &str| {
+        denied.iter().any(|one| one["kind"] == kind && one["path"] == path && one["uid"] == 1234)
+    };
+    assert!(is_refused("open", "/closed/secret"), "{denied:#?}");
+    assert!(
+        is_refused("unlink", "/closed/secret") && is_refused("chmod", "/closed"),
+        "{denied:#?}"
+    );
+    assert_eq!(records(&rig, &["search", "data", "--denied"]).len(), denied.len());
+    let of_user = records(&rig, &["search", "data", "--user", "1234", "--path", "/open"]);
+    assert!(of_user.iter().all(|one| one["uid"] == 1234) && of_user.len() >= 4, "{of_user:#?}");
+    assert!(audit(&rig, &["verify", "data"]).contains("anchor"));
+    let status = rig.demand(&["status", "data", "--json", "--interval", "0"]);
+    let status: Value = serde_json::from_str(&status).unwrap();
+    assert!(status["exports"][0]["audit"]["records"].as_u64().unwrap() > 8, "{status}");
+}
+
+// proves: P178, P181
+#[test]
+fn every_acknowledged_change_has_its_record_however_often_the_server_is_killed() {
+    if common::skipped() {
+        return;
+    }
+    let (mut rig, at) = mounted("audit");
+    audit(&rig, &["register", "data", "reader", "--oldest"]);
+    let done = Arc::new(Mutex::new(BTreeSet::new()));
+    let mut load = Load::new();
+    for thread in 0..4 {
+        let (at, done) = (at.clone(), done.clone());
+        load.add(move |round| {
+            let (name, other) = (format!("a-{thread}-{round}"), format!("b-{thread}-{round}"));
+            fs::write(at.join(&name), "x")?;
+            done.lock().unwrap().insert(format!("create {name}"));
+            fs::rename(at.join(&name), at.join(&other))?;
+            done.lock().unwrap().insert(format!("rename {name}"));
+            fs::remove_file(at.join(&other))?;
+            done.lock().unwrap().insert(format!("unlink {other}"));
+            Ok(())
+        });
+    }
+    let mut followed = Vec::new();
+    for _ in 0..4 {
+        let before = done.lock().unwrap().len();
+        common::wait_for("some changes", || done.lock().unwrap().len() > before + 60);
+        rig.end_server(libc::SIGKILL);
+        followed.extend(records(&rig, &["follow", "data", "--name", "reader", "--once"]));
+        serve(&mut rig, "audit");
+    }
+    let rounds = load.end();
+    assert!(rounds.iter().all(|rounds| *rounds > 0));
+    let all = all_with(&rig, &at, "marker");
+    followed.extend(records(&rig, &["follow", "data", "--name", "reader", "--once"]));
+    let mut recorded: BTreeMap<String, usize> = BTreeMap::new();
+    for one in all.iter().filter(|one| one["result"] == "ok") {
+        let (kind, name) =
+            (one["kind"].as_str().unwrap(), one["name"].as_str().unwrap_or_default());
+        *recorded.entry(format!("{kind} {name}")).or_default() += 1;
+    }
+    let missing: Vec<_> =
+        done.lock().unwrap().iter().filter(|one| !recorded.contains_key(*one)).cloned().collect();
+    assert_eq!(missing, [""; 0], "of {}", recorded.len());
+    assert!(all.iter().all(|one| one["kind"] != "gap"), "nothing is missing");
+    let index = |one: &Value| one["index"].as_u64().unwrap();
+    assert!(all.iter().map(index).eq(1..=all.len() as u64));
+    assert!(followed.iter().map(index).eq(1..=all.len() as u64), "each once, in order");
+    audit(&rig, &["verify", "data"]);
+    assert_eq!(records(&rig, &["stat", "data"])[0]["lag"], 0);
+}
+
+fn serve_configured(rig: &mut Rig, config: &Path) {
+    let listen = format!("unix://{}", rig.path("socket").display());
+    let args = ["serve", "--config", config.to_str().unwrap(), "--listen", &listen, "--state"];
+    let mut command = rig.command(&args);
+    command.arg(rig.path("state")).env("NOTIFY_SOCKET", rig.path("ready"));
+    rig.start_server(&command, None);
+}
+
+// proves: P183
+#[test]
+fn sinks_get_every_record_over_kills_and_while_another_one_is_away() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    let (config, sink) = (rig.path("dray.toml"), rig.path("sink.json"));
+    let (dir, sink_path) = (rig.path("export"), sink.display().to_string());
+    let text = format!(
+        "[[export]]\nname = 'data'\ndir = '{}'\nsquash = 'none'\naudit = {{ kinds = ['change'] }}\n\
+         [audit.sink.file]\ntype = 'file'\npath = '{sink_path}'\n\
+         [audit.sink.away]\ntype = 'syslog'\naddress = 'unix:///nowhere/at/all'\n",
+        dir.display()
+    );
+    fs::write(&config, text).unwrap();
+    serve_configured(&mut rig, &config);
+    let at = rig.mount("mount", "transport=classic");
+    for round in 0..3 {
+        (0..50).for_each(|number| fs::write(at.join(format!("f{round}-{number}")), "x").unwrap());
+        rig.end_server(libc::SIGKILL);
+        serve_configured(&mut rig, &config);
+    }
+    let all = all_with(&rig, &at, "marker");
+    let wanted: BTreeSet<u64> = all.iter().map(|one| one["index"].as_u64().unwrap()).collect();
+    assert!(wanted.len() > 150);
+    let got = || -> BTreeSet<u64> {
+        let text = fs::read_to_string(&sink).unwrap_or_default();
+        let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        lines.filter_map(|one| one["index"].as_u64()).collect()
+    };
+    // The log's own records of starts are no changes.
+    let starts = all.iter().filter(|one| one["kind"] == "start").count();
+    common::wait_for("the sink to have all", || got().len() + starts >= wanted.len());
+    let list = records(&rig, &["list", "data"]);
+    let bookmark = |name: &str| {
+        list.iter().find(|one| one["name"] == name).and_then(|one| one["bookmark"].as_u64())
+    };
+    assert_eq!(bookmark("sink-away"), Some(1), "{list:?}");
+    assert!(bookmark("sink-file") > Some(100), "{list:?}");
+}
+
+// proves: P179
+#[test]
+fn a_log_that_somebody_has_been_at_is_found_and_wrong_questions_are_refused() {
+    if common::skipped() {
+        return;
+    }
+    let (mut rig, at) = mounted("audit");
+    (0..100).for_each(|number| fs::write(at.join(format!("f{number}")), "x").unwrap());
+    all_with(&rig, &at, "marker");
+    rig.end_server(libc::SIGTERM);
+    let state = rig.path("state").display().to_string();
+    let refused = |words: &[&str], what: &str| {
+        let output = rig.run(&[&["audit"], words, &["--state", &state]].concat());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(what), "{words:?}: {said}");
+    };
+    refused(&["follow", "data", "--kinds", "opne"], "there are: all, change");
+    refused(&["follow", "data", "--name", "nobody"], "no consumer `nobody`");
+    refused(&["register", "data", "a/b"], "letters, digits");
+    refused(&["search", "data", "--since", "soon"], "is no time");
+    refused(&["search", "nothing"], "no audit of an export `nothing`");
+    refused(&["verify", "data", "--anchor", "1:zz"], "INDEX:HASH");
+    audit(&rig, &["register", "data", "one", "--oldest"]);
+    refused(&["clear", "data", "one", "--to", "999999"], "the last record is");
+    let consumer = rig.path("state").join("audit/data/consumers/one.toml");
+    let text = fs::read_to_string(&consumer).unwrap();
+    let log = text.lines().find(|line| line.starts_with("log = ")).unwrap();
+    fs::write(&consumer, text.replace(log, "log = \"00\"")).unwrap();
+    refused(&["follow", "data", "--name", "one", "--once"], "belongs to another log");
+    let segments = fs::read_dir(rig.path("state").join("audit/data")).unwrap().flatten();
+    let mut segments = segments
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|one| one == "audit"));
+    let segment = segments.next().unwrap();
+    let mut bytes = fs::read(&segment).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&segment, &bytes).unwrap();
+    refused(&["verify", "data"], "damaged or changed");
+}

@@ -1,0 +1,244 @@
+//! Leases and the cache on a local disk at real mounts: what they save, and that nothing is seen late.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::common;
+use crate::common::{Rig, on_transports};
+use serde_json::Value;
+
+/// Round trips of others on the machine, which look at mount points.
+const ASKING: u64 = 4;
+
+fn serve(rig: &mut Rig) {
+    let export = format!("data={},squash=none,leases", rig.path("export").display());
+    let listen = format!("unix://{}", rig.path("socket").display());
+    let args = ["serve", "--export", &export, "--listen", &listen, "--state"];
+    let mut command = rig.command(&args);
+    command.arg(rig.path("state")).env("NOTIFY_SOCKET", rig.path("ready"));
+    rig.start_server(&command, None);
+}
+
+fn two_mounts(transport: &str) -> (Rig, PathBuf, PathBuf) {
+    let mut rig = Rig::new();
+    serve(&mut rig);
+    let options = format!("leases=yes,{transport}");
+    let [one, other] = ["one", "other"].map(|name| rig.mount(name, &options));
+    (rig, one, other)
+}
+
+fn status(rig: &Rig, at: &Path) -> Value {
+    let status = rig.demand(&["status", at.to_str().unwrap(), "--json"]);
+    serde_json::from_str(&status).unwrap()
+}
+
+fn calls(rig: &Rig, at: &Path) -> u64 {
+    status(rig, at)["server"]["calls"].as_u64().unwrap()
+}
+
+/// A tree of 20 directories of 20 files.
+fn tree(at: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for dir in 0..20 {
+        let dir = at.join(format!("dir{dir}"));
+        fs::create_dir(&dir).unwrap();
+        for file in 0..20 {
+            files.push(dir.join(format!("file{file}")));
+            fs::write(files.last().unwrap(), "content").unwrap();
+        }
+    }
+    files
+}
+
+// proves: P220
+#[test]
+fn what_nobody_else_touches_costs_no_round_trip() {
+    if common::skipped() {
+        return;
+    }
+    on_transports(|transport| {
+        let (rig, one, _other) = two_mounts(transport);
+        let files = tree(&one);
+        let look = || {
+            for file in &files {
+                assert_eq!(fs::metadata(file).unwrap().len(), 7);
+                assert!(fs::metadata(file.with_extension("absent")).is_err());
+            }
+        };
+        look();
+        let before = calls(&rig, &one);
+        look();
+        // Longer than the kernel believes names: the daemon answers.
+        std::thread::sleep(Duration::from_millis(1300));
+        look();
+        let asked = calls(&rig, &one) - before;
+        assert!(asked <= ASKING, "{asked} round trips for {} files", files.len());
+    });
+}
+
+/// Each step at one mount is seen at once at the other, whatever that had looked at before.
+// proves: P220
+#[test]
+fn nothing_is_seen_late() {
+    if common::skipped() {
+        return;
+    }
+    on_transports(|transport| {
+        let (_rig, one, other) = two_mounts(transport);
+        for (round, (here, there)) in
+            [(&one, &other), (&other, &one)].iter().cycle().take(60).enumerate()
+        {
+            let [a, b] = ["a", "b"].map(|name| format!("{name}{}", round / 4));
+            let seen = |name: &str| fs::metadata(there.join(name)).map(|file| file.len()).ok();
+            let (size_a, size_b) = (seen(&a), seen(&b));
+            match round % 4 {
+                0 => {
+                    assert_eq!((size_a, size_b), (None, None), "{round}");
+                    fs::write(here.join(&a), "four").unwrap();
+                    assert_eq!(seen(&a), Some(4));
+                }
+                1 => {
+                    assert_eq!(size_a, Some(4));
+                    let file = OpenOptions::new().append(true).open(here.join(&a));
+                    file.unwrap().write_all(b"more").unwrap();
+                    assert_eq!(seen(&a), Some(8));
+                    fs::set_permissions(here.join(&a), PermissionsExt::from_mode(0o640)).unwrap();
+                    let mode = fs::metadata(there.join(&a)).unwrap().permissions().mode();
+                    assert_eq!(mode & 0o777, 0o640);
+                }
+                2 => {
+                    assert_eq!(size_a, Some(8));
+                    fs::rename(here.join(&a), here.join(&b)).unwrap();
+                    assert_eq!((seen(&a), seen(&b)), (None, Some(8)));
+                    assert_eq!(fs::read(there.join(&b)).unwrap(), b"fourmore");
+                }
+                _ => {
+                    assert_eq!((size_a, size_b), (None, Some(8)));
+                    fs::remove_file(here.join(&b)).unwrap();
+                    assert_eq!(seen(&b), None);
+                    fs::create_dir(here.join(&b)).unwrap();
+                    assert!(fs::metadata(there.join(&b)).unwrap().is_dir());
+                }
+            }
+        }
+    });
+}
+
+/// Programs of two mounts create and remove names in one directory all the time. Each would wait for
+/// the other if a recall waited for a lock of the kernel.
+// proves: P221
+#[test]
+fn two_mounts_that_change_one_directory_do_not_wait_for_each_other() {
+    if common::skipped() {
+        return;
+    }
+    on_transports(|transport| {
+        let (_rig, one, other) = two_mounts(transport);
+        let (steps, begin) = (AtomicU64::new(0), Instant::now());
+        std::thread::scope(|scope| {
+            for (who, at) in [&one, &other, &one, &other].into_iter().enumerate() {
+                let steps = &steps;
+                scope.spawn(move || {
+                    for step in 0.. {
+                        if begin.elapsed() > Duration::from_secs(5) {
+                            break;
+                        }
+                        let [mine, all] = [format!("mine{who}"), "lock".to_owned()];
+                        let _ = fs::metadata(at.join(&all));
+                        fs::write(at.join(&mine), [0; 10]).unwrap();
+                        let made =
+                            OpenOptions::new().create_new(true).write(true).open(at.join(&all));
+                        if made.is_ok() {
+                            fs::remove_file(at.join(&all)).unwrap();
+                        }
+                        fs::rename(at.join(&mine), at.join(format!("{mine}.{}", step % 7)))
+                            .unwrap();
+                        steps.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        let (steps, took) = (steps.into_inner(), begin.elapsed());
+        assert!(took < Duration::from_secs(12), "{took:?}");
+        assert!(steps > 200, "{steps} steps in {took:?}");
+    });
+}
+
+fn cache_of(rig: &Rig, at: &Path) -> Value {
+    status(rig, at)["cache"].clone()
+}
+
+// proves: P222
+#[test]
+fn a_file_that_was_read_is_on_the_local_disk_until_it_changes() {
+    if common::skipped() {
+        return;
+    }
+    on_transports(|transport| {
+        let mut rig = Rig::new();
+        serve(&mut rig);
+        let plain = rig.mount("plain", &format!("leases=yes,{transport}"));
+        let content: Vec<u8> = (0..3_000_000u32).map(|at| (at / 5) as u8).collect();
+        fs::write(plain.join("file"), &content).unwrap();
+        fs::create_dir(plain.join("set")).unwrap();
+        fs::write(plain.join("set/small"), "small").unwrap();
+        let cache = rig.path("cache").display().to_string();
+        let options = format!("leases=yes,cache={cache},cache_size=64M,{transport}");
+        std::thread::sleep(Duration::from_millis(200)); // the times of the files are past
+        let cached = rig.mount("cached", &options);
+        let path = |at: &Path| at.join("file").display().to_string();
+        let attach = |paths: &[&str]| {
+            let words: Vec<&str> =
+                ["cache", "attach", "-r"].into_iter().chain(paths.iter().copied()).collect();
+            rig.demand(&words)
+        };
+        let said = attach(&[&path(&cached), cached.join("set").to_str().unwrap()]);
+        assert_eq!(said, "2 of 2 files are in the cache, whole\n");
+        let state = rig.demand(&["cache", "state", &path(&cached), "--json"]);
+        let state: Value = serde_json::from_str(&state).unwrap();
+        assert_eq!(
+            (&state["resident_bytes"], &state["pinned"]),
+            (&3_000_000.into(), &false.into())
+        );
+        let before = cache_of(&rig, &cached);
+        assert_eq!(fs::read(cached.join("file")).unwrap(), content);
+        let after = cache_of(&rig, &cached);
+        assert!(
+            after["hit_bytes"].as_u64() >= before["hit_bytes"].as_u64().map(|hit| hit + 3_000_000)
+        );
+        assert_eq!(after["misses"], before["misses"]);
+        // Others change it: nobody reads what was before.
+        let writes = OpenOptions::new().write(true).open(plain.join("file")).unwrap();
+        for round in 0..20u8 {
+            writes.write_all_at(&[round; 100], 1_000_000).unwrap();
+            let mut read = [99; 100];
+            File::open(cached.join("file")).unwrap().read_exact_at(&mut read, 1_000_000).unwrap();
+            assert_eq!(read, [round; 100]);
+        }
+        // Another daemon finds what the one before has kept.
+        rig.umount(&cached);
+        let cached = rig.mount("cached", &options);
+        assert_eq!(fs::read(cached.join("set/small")).unwrap(), b"small");
+        assert_eq!(fs::read(cached.join("set/small")).unwrap(), b"small");
+        let again = cache_of(&rig, &cached);
+        assert_eq!(
+            (&again["misses"], again["hits"].as_u64() > Some(0)),
+            (&0.into(), true),
+            "{again}"
+        );
+        let listed = rig.demand(&["cache", "stats", "--dir", &cache, "--json"]);
+        let listed: Value = serde_json::from_str(&listed).unwrap();
+        assert!(listed["resident_bytes"].as_u64() > Some(3_000_000), "{listed}");
+        rig.demand(&["cache", "pin", cached.join("set/small").to_str().unwrap()]);
+        let refused = rig.run(&["cache", "state", plain.join("file").to_str().unwrap()]);
+        let refused = String::from_utf8(refused.stderr).unwrap();
+        assert!(refused.contains("no mount with a cache"), "{refused}");
+        rig.umount(&cached);
+        rig.demand(&["cache", "clear", "--dir", &cache]);
+        assert_eq!(rig.demand(&["cache", "list", "--dir", &cache]), "");
+    });
+}

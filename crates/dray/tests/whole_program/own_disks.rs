@@ -1,0 +1,296 @@
+//! Mounts of a projection over three servers with a directory each. Needs root.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::common;
+use crate::common::daemons::{signal, wait_for_daemon};
+use crate::common::load::{KeptFiles, check_load, load};
+use crate::common::{Rig, wait_for};
+use serde_json::Value;
+
+const LAYOUTS: [&str; 2] = ["layout = 'file'", "layout = 'stripe'\nstripe = '64K'"];
+
+/// Three servers of one projection; the first is the home, and its rig mounts.
+struct Site {
+    servers: Vec<Rig>,
+}
+
+impl Site {
+    fn new(layout: &str) -> Site {
+        let mut site = Site { servers: (0..3).map(|_| Rig::new()).collect() };
+        let names: Vec<String> = site
+            .servers
+            .iter()
+            .map(|rig| format!("'unix://{}'", rig.path("socket").display()))
+            .collect();
+        (1..=3).for_each(|number| {
+            let disk = site.disk(number);
+            fs::create_dir(&disk).unwrap();
+            fs::set_permissions(&disk, fs::Permissions::from_mode(0o777)).unwrap();
+        });
+        let text = format!(
+            "[projection.scratch]\n{layout}\nservers = [{}]\npath = '{}/disk%n'\n\
+             export = {{ squash = 'none' }}\n",
+            names.join(", "),
+            site.servers[0].path("").display()
+        );
+        fs::write(site.file(), text).unwrap();
+        (0..3).for_each(|number| site.serve(number));
+        site
+    }
+
+    /// Of the server with this number, from 1 on.
+    fn disk(&self, number: usize) -> PathBuf {
+        self.servers[0].path(&format!("disk{number}"))
+    }
+
+    fn file(&self) -> PathBuf {
+        self.servers[0].path("projections.toml")
+    }
+
+    fn serve(&mut self, number: usize) {
+        let file = self.file();
+        self.servers[number].serve(&["--projections", file.to_str().unwrap()]);
+    }
+
+    fn mount(&mut self, name: &str) -> PathBuf {
+        self.servers[0].mount_export("scratch", name, "")
+    }
+
+    fn is_connected(&self, at: &Path, number: usize) -> bool {
+        let text = self.servers[0].demand(&["status", at.to_str().unwrap(), "--json"]);
+        let status: Value = serde_json::from_str(&text).unwrap();
+        status["projection"]["servers"][number]["connected"] == true
+    }
+
+    /// All objects at all targets, with their sizes.
+    fn objects(&self) -> Vec<(PathBuf, u64)> {
+        let mut found = Vec::new();
+        for number in 1..=3 {
+            for shard in fs::read_dir(self.disk(number).join("objects")).unwrap() {
+                for object in fs::read_dir(shard.unwrap().path()).unwrap() {
+                    let path = object.unwrap().path();
+                    let size = fs::metadata(&path).unwrap().len();
+                    found.push((path, size));
+                }
+            }
+        }
+        found
+    }
+}
+
+/// Neighbours differ, and so do blocks.
+fn pattern(len_bytes: usize) -> Vec<u8> {
+    (0..len_bytes).map(|at| (at % 251 + at / 65_536) as u8).collect()
+}
+
+// proves: P170, P171
+#[test]
+fn two_mounts_of_own_disks_agree_and_names_are_plain_files_at_the_home() {
+    if common::skipped() {
+        return;
+    }
+    for layout in LAYOUTS {
+        let mut site = Site::new(layout);
+        let (one, two) = (site.mount("one"), site.mount("two"));
+        let content = pattern(1_000_000);
+        fs::create_dir(one.join("d")).unwrap();
+        fs::write(one.join("d/f"), &content).unwrap();
+        assert_eq!(fs::read(two.join("d/f")).unwrap(), content);
+        assert_eq!(fs::metadata(two.join("d/f")).unwrap().len(), 1_000_000);
+        // Rename moves no data; the stub is a file at the home.
+        let before = site.objects();
+        fs::rename(two.join("d/f"), two.join("g")).unwrap();
+        assert_eq!(site.objects(), before);
+        assert!(site.disk(1).join("names/g").is_file());
+        let largest = before.iter().map(|(_, size)| *size).max();
+        assert_eq!(
+            (before.len(), largest),
+            (if layout.contains("file") { 1 } else { 3 }, Some(1_000_000))
+        );
+        // The size while others write, cut and append.
+        let writer = OpenOptions::new().read(true).write(true).open(one.join("g")).unwrap();
+        writer.write_all_at(b"behind", 2_000_000).unwrap();
+        let size = || fs::metadata(two.join("g")).unwrap().len();
+        assert_eq!(size(), 2_000_006);
+        let mut hole = vec![1; 1000];
+        let reader = File::open(two.join("g")).unwrap();
+        reader.read_exact_at(&mut hole, 1_500_000).unwrap();
+        assert_eq!(hole, [0; 1000]);
+        writer.set_len(70_000).unwrap();
+        assert_eq!(
+            (size(), fs::read(two.join("g")).unwrap()),
+            (70_000, content[..70_000].to_vec())
+        );
+        writer.set_len(200_000).unwrap();
+        let read = fs::read(two.join("g")).unwrap();
+        assert!(
+            read[..70_000] == content[..70_000] && read[70_000..].iter().all(|byte| *byte == 0)
+        );
+        assert_eq!(read.len(), 200_000);
+        appends_do_not_mix(&one.join("log"), &two.join("log"));
+        // A file lives while it is open, and leaves nothing behind.
+        for name in ["g", "log"] {
+            fs::remove_file(two.join(name)).unwrap();
+        }
+        writer.write_all_at(b"still", 0).unwrap();
+        assert_eq!(writer.metadata().unwrap().nlink(), 0);
+        assert!(!site.objects().is_empty());
+        drop((writer, reader));
+        wait_for("the objects to be removed", || site.objects().is_empty());
+        fs::remove_dir(one.join("d")).unwrap();
+    }
+}
+
+fn appends_do_not_mix(one: &Path, two: &Path) {
+    let writers = [(one, 'a'), (two, 'b'), (one, 'c')].map(|(path, letter)| {
+        let mut file = OpenOptions::new().create(true).append(true).open(path).unwrap();
+        std::thread::spawn(move || {
+            use std::io::Write;
+            let line = format!("{}\n", letter.to_string().repeat(999));
+            (0..100).for_each(|_| file.write_all(line.as_bytes()).unwrap());
+        })
+    });
+    writers.into_iter().for_each(|writer| writer.join().unwrap());
+    let text = fs::read_to_string(one).unwrap();
+    assert_eq!((text.len(), text.lines().count()), (300_000, 300));
+    assert!(
+        text.lines().all(|line| line.len() == 999 && line.bytes().all(|b| b == line.as_bytes()[0]))
+    );
+}
+
+/// Servers and the daemon of the mount are killed under load; no application notices.
+// proves: P173
+#[test]
+fn killed_servers_and_daemons_of_own_disks_lose_nothing() {
+    if common::skipped() {
+        return;
+    }
+    for layout in LAYOUTS {
+        let mut site = Site::new(layout);
+        let (at, other) = (site.mount("at"), site.mount("other"));
+        let kept = KeptFiles::new(&at);
+        let load = load(&at);
+        for number in 0..3 {
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            site.servers[number].end_server(libc::SIGKILL);
+            site.serve(number);
+            wait_for("the mount to come back to its server", || site.is_connected(&at, number));
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            let daemon = wait_for_daemon(&at);
+            signal(daemon, libc::SIGKILL);
+            wait_for("another daemon", || wait_for_daemon(&at) != daemon);
+        }
+        let turns = load.end();
+        check_load(&other, &turns);
+        kept.check(&at);
+    }
+}
+
+/// What is at a target that is away waits, and all else goes on.
+// proves: P174
+#[test]
+fn a_target_that_is_away_keeps_its_own_files_waiting_alone() {
+    if common::skipped() {
+        return;
+    }
+    let mut site = Site::new(LAYOUTS[0]);
+    let at = site.mount("at");
+    let path = |number: usize| at.join(format!("f{number}"));
+    (0..12).for_each(|number| fs::write(path(number), format!("{number}")).unwrap());
+    let third = site.disk(3);
+    let ids_at_third: Vec<String> = site
+        .objects()
+        .into_iter()
+        .filter(|(object, _)| object.starts_with(&third))
+        .map(|(object, _)| object.file_name().unwrap().to_string_lossy().into_owned())
+        .collect();
+    assert!(!ids_at_third.is_empty() && ids_at_third.len() < 12, "{ids_at_third:?}");
+    site.servers[2].end_server(libc::SIGKILL);
+    let names = fs::read_dir(&at).unwrap().count();
+    assert_eq!(names, 12);
+    let readers: Vec<_> = (0..12)
+        .map(|number| {
+            let path = path(number);
+            std::thread::spawn(move || fs::read_to_string(path).unwrap())
+        })
+        .collect();
+    wait_for("the files of the other targets", || {
+        readers.iter().filter(|reader| reader.is_finished()).count() == 12 - ids_at_third.len()
+    });
+    site.serve(2);
+    for (number, reader) in readers.into_iter().enumerate() {
+        assert_eq!(reader.join().unwrap(), number.to_string());
+    }
+}
+
+/// The disks are whole without any server; damage is found, and mended without loss.
+// proves: P175
+#[test]
+fn disks_are_checked_mended_and_made_plain_files_again_without_a_server() {
+    if common::skipped() {
+        return;
+    }
+    for layout in LAYOUTS {
+        let mut site = Site::new(layout);
+        let at = site.mount("at");
+        let content = pattern(500_000);
+        fs::create_dir(at.join("d")).unwrap();
+        fs::write(at.join("d/f"), &content).unwrap();
+        fs::set_permissions(at.join("d/f"), fs::Permissions::from_mode(0o640)).unwrap();
+        fs::hard_link(at.join("d/f"), at.join("link")).unwrap();
+        std::os::unix::fs::symlink("d/f", at.join("symlink")).unwrap();
+        let sparse = File::create(at.join("sparse")).unwrap();
+        sparse.write_all_at(b"end", 3_000_000).unwrap();
+        drop(sparse);
+        fs::write(at.join("doomed"), "x").unwrap();
+        site.servers[0].umount(&at);
+        (0..3).for_each(|number| _ = site.servers[number].end_server(libc::SIGTERM));
+        let disks: Vec<String> =
+            [3, 1, 2].map(|number| site.disk(number).display().to_string()).into();
+        let run = |words: &[&str]| {
+            let words: Vec<&str> =
+                words.iter().copied().chain(disks.iter().map(String::as_str)).collect();
+            let output = site.servers[0].run(&words);
+            (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+        };
+        assert!(run(&["fsck"]).0);
+        // What a person did to the disks.
+        fs::remove_file(site.disk(1).join("names/doomed")).unwrap();
+        fs::write(site.disk(1).join("names/sparse"), "nobody sees this").unwrap();
+        fs::write(site.disk(2).join("objects/00/note"), "").unwrap();
+        let (sound, said) = run(&["fsck", "--json"]);
+        let report: Value = serde_json::from_str(&said).unwrap();
+        let mut kinds: Vec<&str> = report["findings"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one["kind"].as_str().unwrap())
+            .collect();
+        kinds.sort_unstable();
+        assert_eq!((sound, kinds), (false, vec!["not-empty", "orphan", "stray"]), "{said}");
+        fs::remove_file(site.disk(2).join("objects/00/note")).unwrap();
+        let (mended, said) = run(&["fsck", "--repair"]);
+        assert!(mended && said.contains("moved to") && said.contains(": cut"), "{said}");
+        assert!(run(&["fsck"]).0);
+        let to = site.servers[0].path("plain");
+        let (done, said) = run(&["reassemble", "--json", "--to", to.to_str().unwrap()]);
+        let report: Value = serde_json::from_str(&said).unwrap();
+        assert!(done && report["files"] == 2 && report["bytes"] == 3_500_003, "{said}");
+        assert_eq!(fs::read(to.join("d/f")).unwrap(), content);
+        let (file, link) =
+            (fs::metadata(to.join("d/f")).unwrap(), fs::metadata(to.join("link")).unwrap());
+        assert_eq!((file.ino(), file.nlink(), file.mode() & 0o7777), (link.ino(), 2, 0o640));
+        assert_eq!(fs::read_link(to.join("symlink")).unwrap(), Path::new("d/f"));
+        let sparse = fs::read(to.join("sparse")).unwrap();
+        assert!(
+            sparse[..3_000_000].iter().all(|byte| *byte == 0) && &sparse[3_000_000..] == b"end"
+        );
+        // A disk is missing, or is there twice.
+        let output = site.servers[0].run(&["fsck", &disks[0], &disks[1]]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("name the disks of") && !output.status.success(), "{said}");
+    }
+}

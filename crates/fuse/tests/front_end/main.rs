@@ -1,0 +1,15 @@
+//! The FUSE front end on the real kernel. Most of these tests need root.
+
+mod adoption;
+mod common;
+mod decode;
+mod handles;
+mod leases;
+mod listing;
+mod locks;
+mod mapping;
+mod mount;
+mod removed;
+mod spares;
+mod validity;
+mod workers;

@@ -1,0 +1,19 @@
+//! Stacks of dray that are compared with the model, and documents with the code.
+
+mod aggregated;
+mod documents;
+mod failover;
+mod file_systems;
+mod model;
+mod own_disks;
+mod own_disks_model;
+mod page_scripts;
+mod placed;
+mod placed_learning;
+mod regressions;
+mod same_bytes;
+#[path = "../site/mod.rs"]
+mod site;
+mod stacked;
+mod suite;
+mod takeover;

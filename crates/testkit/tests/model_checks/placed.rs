@@ -1,0 +1,251 @@
+//! A projection over three servers that share a file system keeps what one server keeps.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use dray_backends::memory::{MemoryFs, MemoryOptions};
+use dray_core::{
+    Admit, Buf, BufMut, Context, CreateHow, Errno, FileSystem, Name, ObservedCall, Op, OpenHow,
+    RequestId, Write,
+};
+use dray_layers::placement::{Placement, parse_definitions, placed_stack};
+use dray_layers::{Observed, Observer, Outcome};
+use dray_testkit::conformance::{OptionalFeatures, suite};
+use dray_testkit::fixture::{Ext4, Tmpfs, block_on, skipped_without_root};
+use dray_testkit::model::Quirks;
+
+use crate::site::{agree, connected, failing, generated, placed, placement_over, posix, server_of};
+
+const SERVERS: usize = 3;
+const STRIPED: &str = "layout = \"cluster-stripe\"\nstripe = \"4K\"";
+const LAYOUTS: [&str; 8] = [
+    "layout = \"cluster\"",
+    STRIPED,
+    "layout = \"cluster\"\nspread_creates = true",
+    "layout = \"cluster-stripe\"\nstripe = \"8K\"\nwidth = 2\nspread_creates = true",
+    "layout = \"cluster\"\ndata_hash = \"modulo\"\nmeta_hash = \"jenkins\"",
+    "layout = \"cluster\"\ndata_hash = \"fnv-1a\"",
+    "layout = \"cluster\"\nfailover = true",
+    "layout = \"cluster-stripe\"\nstripe = \"4K\"\nfailover = true\nspread_creates = true",
+];
+
+const ON_TMPFS: OptionalFeatures =
+    OptionalFeatures { zero_range: false, shift_range: false, ..OptionalFeatures::ALL };
+
+type Stack = Arc<dyn FileSystem>;
+
+fn memory() -> Vec<Stack> {
+    let options = MemoryOptions { root_mode: 0o777, ..MemoryOptions::default() };
+    let fs: Stack = Arc::new(MemoryFs::new(options));
+    vec![fs; SERVERS]
+}
+
+/// As many servers as there would be processes: nothing in them is shared but the directory.
+fn posix_servers(root: &Path) -> Vec<Stack> {
+    (0..SERVERS).map(|_| posix(root) as Stack).collect()
+}
+
+// proves: P139
+#[test]
+fn a_cluster_of_memory_keeps_its_promises() {
+    for layout in LAYOUTS {
+        for clients in [1, 2] {
+            block_on(async {
+                suite(&placed(memory(), clients, layout).await, OptionalFeatures::ALL).await
+            });
+        }
+    }
+}
+
+#[test]
+fn two_clients_of_a_cluster_of_memory_agree_with_the_model() {
+    for layout in &LAYOUTS[..2] {
+        generated(60, |steps| {
+            block_on(async { agree(placed(memory(), 2, layout).await, Quirks::NONE, steps).await })
+        });
+    }
+}
+
+fn on_posix_it_keeps_its_promises(root: &Path, offers: OptionalFeatures) {
+    for (number, layout) in LAYOUTS[..2].iter().enumerate() {
+        let dir = root.join(number.to_string());
+        std::fs::create_dir(&dir).unwrap();
+        block_on(async { suite(&placed(posix_servers(&dir), 2, layout).await, offers).await });
+        dray_backends::posix::release().unwrap();
+    }
+}
+
+#[test]
+fn a_cluster_over_tmpfs_keeps_its_promises() {
+    if skipped_without_root() {
+        return;
+    }
+    let tmpfs = Tmpfs::new(64 << 20).unwrap();
+    on_posix_it_keeps_its_promises(tmpfs.path(), ON_TMPFS);
+}
+
+// proves: P139
+#[test]
+fn a_cluster_over_ext4_keeps_its_promises() {
+    if skipped_without_root() {
+        return;
+    }
+    let ext4 = Ext4::new(64 << 20, "").unwrap();
+    on_posix_it_keeps_its_promises(ext4.path(), OptionalFeatures::ALL);
+}
+
+// proves: P139
+#[test]
+fn three_clients_of_a_cluster_over_tmpfs_agree_with_the_model() {
+    if skipped_without_root() {
+        return;
+    }
+    let tmpfs = Tmpfs::new(64 << 20).unwrap();
+    generated(60, |steps| {
+        let words = |error: std::io::Error| error.to_string();
+        let dir = tmpfs.path().join("case");
+        std::fs::create_dir(&dir).map_err(words)?;
+        let result = block_on(async {
+            let clients = placed(posix_servers(&dir), 3, LAYOUTS[0]).await;
+            agree(clients, Quirks::served(), steps).await
+        });
+        dray_backends::posix::release().map_err(|error| error.to_string())?;
+        std::fs::remove_dir_all(&dir).map_err(words)?;
+        result
+    });
+}
+
+/// Three blocks of 4 KiB, written and read by one client with `failing` at the servers that are not the
+/// file's home. Answers what was read of the whole and of the first block.
+async fn through_failing(op: Op, errno: Errno) -> (Result<Vec<u8>, Errno>, Result<Vec<u8>, Errno>) {
+    let placement = striped_placement();
+    let fs = memory().remove(0);
+    let (cx, name) = (Context::system(), Name::new(b"f").unwrap());
+    let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
+    let (entry, made) = fs.create(&cx, fs.info().root, name, how).await.unwrap();
+    made.close(&cx).await.unwrap();
+    let home = usize::from(placement.home(entry.id).0);
+    let servers = (0..SERVERS).map(|server| match server == home {
+        true => fs.clone(),
+        false => failing(fs.clone(), op, errno),
+    });
+    let client = placed(servers.collect(), 1, STRIPED).await.remove(0);
+    let file = client.open(&cx, entry.id, OpenHow::READ_WRITE).await.unwrap();
+    let content: Vec<u8> = (0..12_288_u32).map(|at| (at % 251) as u8).collect();
+    file.write(&cx, Write::at(0), Buf::from(content)).await.map_err(|error| error.errno()).ok();
+    let mut found = Vec::new();
+    for bytes in [12_288, 4096] {
+        let read = file.read(&cx, 0, BufMut::heap(bytes)).await;
+        found.push(read.map(|read| read.filled().to_vec()).map_err(|(error, _)| error.errno()));
+    }
+    file.close(&cx).await.unwrap();
+    let first = found.pop().unwrap();
+    (found.pop().unwrap(), first)
+}
+
+/// A program may sync through another descriptor than it writes through.
+// proves: P150
+#[test]
+fn a_sync_reaches_every_server_that_can_have_a_block() {
+    for (layout_bytes, fails) in [(12_288_usize, true), (4096, false)] {
+        let outcome = block_on(async {
+            let (placement, fs) = (striped_placement(), memory().remove(0));
+            let (cx, name) = (Context::system(), Name::new(b"f").unwrap());
+            let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
+            let (entry, made) = fs.create(&cx, fs.info().root, name, how).await.unwrap();
+            made.write(&cx, Write::at(0), Buf::from(vec![1; layout_bytes])).await.unwrap();
+            made.close(&cx).await.unwrap();
+            let home = usize::from(placement.home(entry.id).0);
+            let servers = (0..SERVERS).map(|server| match server == home {
+                true => fs.clone(),
+                false => failing(fs.clone(), Op::Sync, Errno::EIO),
+            });
+            let client = placed(servers.collect(), 1, STRIPED).await.remove(0);
+            let file = client.open(&cx, entry.id, OpenHow::READ).await.unwrap();
+            let outcome = file.sync(&cx, false).await.map_err(|error| error.errno());
+            let _ = file.close(&cx).await;
+            outcome
+        });
+        assert_eq!(outcome, if fails { Err(Errno::EIO) } else { Ok(()) }, "{layout_bytes}");
+    }
+}
+
+/// Notes each change with its request.
+#[derive(Default)]
+struct Requests(Mutex<Vec<(RequestId, Op)>>);
+
+impl Observer for Requests {
+    fn admits(&self) -> bool {
+        false
+    }
+
+    fn admit<'a>(&'a self, _: &'a Context, _: &'a ObservedCall<'a>) -> Admit<'a> {
+        Admit::Now
+    }
+
+    fn done(&self, cx: &Context, call: &ObservedCall<'_>, _: Outcome<'_>, _: Duration) {
+        if matches!(call.op, Op::Create | Op::Setattr) {
+            self.0.lock().unwrap().push((cx.origin.request, call.op));
+        }
+    }
+}
+
+/// A mount daemon was killed between the making of a file and the cut of it. The next one took the answer to
+/// the cut for that to the making, and an application saw EPROTO.
+// proves: P141
+#[test]
+fn no_two_changes_of_a_request_at_one_server_have_the_same_number() {
+    let (mut cuts, mut all) = (0, HashSet::new());
+    block_on(async {
+        let servers = memory().into_iter().map(server_of).collect();
+        let mut sessions = connected(servers, 1).await.remove(0);
+        let requests: Vec<Arc<Requests>> = (0..SERVERS).map(|_| Arc::default()).collect();
+        for (session, requests) in sessions.iter_mut().zip(&requests) {
+            session.fs = Arc::new(Observed::new(session.fs.clone(), requests.clone()));
+        }
+        let placement = placement_over(SERVERS, LAYOUTS[0]);
+        let fs = placed_stack(placement, Arc::default(), sessions).fs;
+        let open = OpenHow::new(libc::O_WRONLY | libc::O_TRUNC);
+        let how = CreateHow { open, mode: 0o644, exclusive: false };
+        for number in 1..40_u64 {
+            let mut cx = Context::system();
+            cx.origin.request = RequestId(number);
+            let name = Name::new(format!("f{number}").as_bytes()).unwrap().to_owned();
+            let (_, file) = fs.create(&cx, fs.info().root, &name, how).await.unwrap();
+            file.close(&cx).await.unwrap();
+        }
+        for (server, requests) in requests.iter().enumerate() {
+            for (request, op) in requests.0.lock().unwrap().iter() {
+                cuts += usize::from(*op == Op::Setattr);
+                assert!(all.insert((server, *request)), "{server} {request:?} {op:?}");
+            }
+        }
+    });
+    assert!(cuts > 0);
+}
+
+fn striped_placement() -> Placement {
+    let text = format!(
+        "[projection.x]\nservers = [\"tcp://io1\", \"tcp://io2\", \"tcp://io3\"]\npath = \"/\"\n\
+         {STRIPED}"
+    );
+    Placement::new(&parse_definitions(&text).unwrap()[0])
+}
+
+/// A block is used at its own server. Where that one cannot open the file, its home has all blocks.
+// proves: P150
+#[test]
+fn blocks_are_used_at_their_servers_and_at_home_where_those_cannot_open_the_file() {
+    let content: Vec<u8> = (0..12_288_u32).map(|at| (at % 251) as u8).collect();
+    let (whole, first) = block_on(through_failing(Op::Read, Errno::EIO));
+    assert_eq!((whole, first), (Err(Errno::EIO), Ok(content[..4096].to_vec())));
+    // Both further servers have lost the file, which two parts of one request find out at once.
+    let (whole, first) = block_on(through_failing(Op::Read, Errno::ESTALE));
+    assert_eq!((whole, first), (Ok(content.clone()), Ok(content[..4096].to_vec())));
+    for errno in [Errno::ESTALE, Errno::EACCES, Errno::ENFILE] {
+        let (whole, first) = block_on(through_failing(Op::Open, errno));
+        assert_eq!((whole, first), (Ok(content.clone()), Ok(content[..4096].to_vec())));
+    }
+}

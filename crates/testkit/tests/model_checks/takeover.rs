@@ -1,0 +1,144 @@
+//! Two servers of one slice. They die, are cut off, hand the slice over, and take over from each other.
+
+use std::ops::Range;
+
+use dray_rpc::server::Sabotage;
+use dray_testkit::simulator::{PairKind, WorkloadKind, run_failover, run_takeovers};
+
+/// Seeds of each kind of work.
+const SEEDS: u64 = 4;
+/// Work that a takeover by another machine leaves as it was. The others do what clients do not keep, such
+/// as copies and extended attributes: a takeover by another machine counts that as lost.
+const KEPT: [WorkloadKind; 10] = [
+    WorkloadKind::Append,
+    WorkloadKind::Counter,
+    WorkloadKind::Flocks,
+    WorkloadKind::Names,
+    WorkloadKind::Register,
+    WorkloadKind::Words,
+    WorkloadKind::Puts,
+    WorkloadKind::Rights,
+    WorkloadKind::Limited,
+    WorkloadKind::Believed,
+];
+
+/// All seeds of these kinds of work are well, and the slice has moved often.
+fn are_well(pair: PairKind, kinds: &[WorkloadKind]) {
+    for kind in kinds {
+        let mut moves = 0;
+        for seed in 0..SEEDS {
+            match run_takeovers(pair, *kind, seed, None) {
+                Ok(report) => moves += report.takeovers,
+                Err(failure) if failure.is_undecided() => {}
+                Err(failure) => panic!("{pair:?} {kind:?}: {failure}"),
+            }
+        }
+        assert!(moves >= SEEDS, "{pair:?} {kind:?}: the slice moved only {moves} times");
+    }
+}
+
+// proves: P142, P143, P144
+#[test]
+fn nobody_notices_that_a_server_of_one_machine_takes_over() {
+    are_well(PairKind::OneMachine, &WorkloadKind::ALL);
+}
+
+// proves: P142, P144
+#[test]
+fn what_clients_keep_outlives_a_takeover_by_another_machine() {
+    are_well(PairKind::TwoMachines, &KEPT);
+    are_well(PairKind::TwoMachines, &[WorkloadKind::Deleted]);
+}
+
+// proves: P142
+#[test]
+fn what_clients_keep_outlives_the_loss_of_a_servers_machine() {
+    // A file that was removed while it was open goes with the machine that had it open.
+    let removes = [WorkloadKind::Names, WorkloadKind::Puts];
+    // A change that its client has given up on is sent again by nobody, though others have seen it.
+    let gives_up = [WorkloadKind::Limited];
+    let is_kept = |kind: &&WorkloadKind| !removes.contains(kind) && !gives_up.contains(kind);
+    let kinds = KEPT.iter().filter(is_kept).copied();
+    are_well(PairKind::TwoMachinesLost, &kinds.collect::<Vec<_>>());
+}
+
+/// Three servers with three slices: a death takes the primary of one and the backup of another. One seed of
+/// each kind; `script/simulate --pair onemachine --servers 3` runs more.
+// proves: P142, P143, P144
+#[test]
+fn nobody_notices_what_happens_among_three_servers() {
+    let mut moves = 0;
+    for (seed, kind) in (100..).zip(WorkloadKind::ALL) {
+        match run_failover(3, (PairKind::OneMachine, kind), seed, None) {
+            Ok(report) => moves += report.takeovers,
+            Err(failure) if failure.is_undecided() => {}
+            Err(failure) => panic!("{kind:?}: {failure}"),
+        }
+    }
+    assert!(moves >= 10, "the slices moved only {moves} times");
+}
+
+fn is_well(servers: usize, kind: WorkloadKind, seed: u64) {
+    let ran = run_failover(servers, (PairKind::OneMachine, kind), seed, None);
+    ran.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+/// The note that a session has locks was under way when its server died. The client had the lock, and the
+/// successor gave it to another one.
+// proves: P201
+#[test]
+fn a_lock_is_had_once_the_backup_knows_of_it() {
+    for seed in [4, 30] {
+        is_well(3, WorkloadKind::Counter, seed);
+    }
+}
+
+/// A copy that an earlier primary had sent came to a new process of its successor, which lost all sessions.
+// proves: P200
+#[test]
+fn a_copy_of_long_ago_replaces_no_journal() {
+    is_well(3, WorkloadKind::Register, 18);
+}
+
+/// Some of these seeds, and one that is well, shows what is broken.
+fn shows(what: Sabotage, (pair, kind): (PairKind, WorkloadKind), seeds: Range<u64>) {
+    let shows = |seed: &u64| {
+        let broken = run_takeovers(pair, kind, *seed, Some(what));
+        broken.is_err() && run_takeovers(pair, kind, *seed, None).is_ok()
+    };
+    assert!(seeds.clone().any(|seed| shows(&seed)), "{what:?}: none of {seeds:?} shows it");
+}
+
+#[test]
+fn a_change_that_is_made_before_the_backup_has_its_intent_is_noticed() {
+    shows(Sabotage::Shipping, (PairKind::OneMachine, WorkloadKind::Append), 85..115);
+}
+
+// proves: P143
+#[test]
+fn a_server_that_answers_beyond_its_lease_is_noticed() {
+    shows(Sabotage::ServingLease, (PairKind::OneMachine, WorkloadKind::Counter), 60..110);
+}
+
+#[test]
+fn a_backup_that_is_said_to_be_in_step_too_early_is_noticed() {
+    shows(Sabotage::InStep, (PairKind::TwoMachines, WorkloadKind::Append), 255..265);
+}
+
+// proves: P200
+#[test]
+fn a_backup_that_does_not_look_at_epochs_is_noticed() {
+    shows(Sabotage::Epochs, (PairKind::OneMachine, WorkloadKind::Append), 0..40);
+}
+
+#[test]
+fn a_copy_that_leaves_sessions_out_is_noticed() {
+    shows(Sabotage::Copy, (PairKind::TwoMachines, WorkloadKind::Counter), 0..20);
+}
+
+/// A write had been answered by a server that died, and its client had not heard it. An older write that
+/// another client sent again stood over it, and the client was told that it had been made.
+#[test]
+fn an_answered_write_that_is_not_made_again_is_noticed() {
+    shows(Sabotage::AnsweredData, (PairKind::TwoMachines, WorkloadKind::Counter), 0..40);
+}
