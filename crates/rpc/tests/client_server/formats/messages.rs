@@ -11,10 +11,12 @@ use dray_core::{
 };
 use dray_rpc::auth::{Key, Role, Transcript};
 use dray_rpc::wire::{
-    Auth, BatchHead, BatchOutcome, BatchReply, Call, CallHead, Challenge, Change, FileDurableStamp,
-    Hello, Input, NotifyHead, Proof, Recall, Refused, ReplicaHello, ReplicaWelcome, ReplyHead,
-    Stamp, Ticket, VERSION_MAX, VERSION_MIN, Welcome, Wire, get_callers, get_changed,
-    get_durable_stamps, get_jobs, put_callers, put_changed, put_durable_stamp, put_jobs,
+    AuditCall, AuditConsumer, AuditHello, AuditPart, AuditReply, AuditSummary, AuditWanted,
+    AuditWelcome, Auth, BatchHead, BatchOutcome, BatchReply, Call, CallHead, Challenge, Change,
+    FileDurableStamp, Hello, Input, NotifyHead, Proof, Recall, Refused, ReplicaHello,
+    ReplicaWelcome, ReplyHead, Stamp, Ticket, VERSION_MAX, VERSION_MIN, Welcome, Wire, get_callers,
+    get_changed, get_durable_stamps, get_jobs, put_callers, put_changed, put_durable_stamp,
+    put_jobs,
 };
 
 use super::written::Written;
@@ -207,6 +209,7 @@ fn every_other_message_is_what_it_was() {
     let mut written = protocol();
     handshakes(&mut written);
     replicas(&mut written);
+    audits(&mut written);
     replies(&mut written);
     results(&mut written);
     notices(&mut written);
@@ -259,6 +262,93 @@ fn handshakes(written: &mut Written) {
     let who = Identity { uid, gid, groups, job: "job".into() };
     let then = written.same("identity", &identity_of(7, &who));
     assert_eq!(Input::whole::<(u32, Identity)>(&then[1..]), Ok((7, who)));
+}
+
+/// Between a server and who reads the audit of an export there.
+fn audits(written: &mut Written) {
+    let hello = AuditHello {
+        version_min: 1,
+        version_max: 1,
+        features: 2,
+        auth: Auth::Psk,
+        nonce: [7; 32],
+        export: "data".into(),
+        software: "0.1.0".into(),
+    };
+    let then = written.same("audit.hello", &hello.message());
+    assert_eq!(AuditHello::from_message(&then), Ok(hello));
+    assert_eq!(AuditHello::versions(&then), Ok((1, 1)));
+    let welcome = AuditWelcome { features: 3 };
+    let then = written.same("audit.welcome", &welcome.message());
+    assert_eq!(AuditWelcome::from_message(&then), Ok(welcome));
+    for (number, call) in audit_calls().into_iter().enumerate() {
+        let mut now = Vec::new();
+        call.put_message(&mut now);
+        let then = written.same(&format!("audit.call.{number}"), &now);
+        assert_eq!(AuditCall::get_message(&then), Ok(call));
+    }
+    for (number, reply) in audit_replies().into_iter().enumerate() {
+        let mut now = Vec::new();
+        reply.put_message(&mut now);
+        let then = written.same(&format!("audit.reply.{number}"), &now);
+        assert_eq!(AuditReply::get_message(&then), Ok(reply));
+    }
+}
+
+fn audit_consumer() -> AuditConsumer {
+    AuditConsumer {
+        name: "siem".into(),
+        log: "0a".into(),
+        bookmark: 4,
+        kinds: "open+close".into(),
+        uid: Some(1000),
+        job: Some("job".into()),
+        path: Some("/d".into()),
+        moved_us: 5,
+        idle_max_s: Some(6),
+    }
+}
+
+fn audit_calls() -> [AuditCall; 5] {
+    let wanted = AuditWanted {
+        kinds: "open".into(),
+        uid: Some(1000),
+        job: None,
+        path: Some(b"/d".to_vec()),
+        from_us: Some(7),
+        to_us: None,
+        denied: true,
+    };
+    [
+        AuditCall::Read { from: 3, wanted, wait_ms: 500 },
+        AuditCall::Summary,
+        AuditCall::Register { consumer: audit_consumer(), oldest: true },
+        AuditCall::Deregister { name: "siem".into() },
+        AuditCall::Advance { name: "siem".into(), log: Some(1 << 64 | 2), to: Some(9) },
+    ]
+}
+
+fn audit_replies() -> [AuditReply; 4] {
+    let log = Some(1 << 64 | 2);
+    [
+        AuditReply::Failed { errno: 5, message: "why".into() },
+        AuditReply::Part(AuditPart {
+            next_index: 8,
+            log,
+            more: true,
+            complete_us: 9,
+            read_bytes: 10,
+        }),
+        AuditReply::Summary(AuditSummary {
+            log,
+            segments: 1,
+            bytes: 2,
+            first_index: 3,
+            next_index: 4,
+            consumers: vec![audit_consumer()],
+        }),
+        AuditReply::Done { bookmark: 11 },
+    ]
 }
 
 /// Between two servers.
