@@ -19,10 +19,8 @@ const README: (&str, &str) = ("<!-- bench: begin -->", "<!-- bench: end -->");
 const TARGETS_PAGE: (&str, &str) = ("<!-- performance: begin -->", "<!-- performance: end -->");
 /// The same for the targets and rates of projections over several servers.
 const PARALLEL_PAGE: (&str, &str) = ("<!-- parallel: begin -->", "<!-- parallel: end -->");
-/// The same for what an audit costs.
-const AUDIT_PAGE: (&str, &str) = ("<!-- audit: begin -->", "<!-- audit: end -->");
 
-/// `plot --serial FILE --peers FILE --parallel FILE --audit FILE --figures DIR --readme FILE --performance FILE`. A file
+/// `plot --serial FILE --peers FILE --parallel FILE --figures DIR --readme FILE --performance FILE`. A file
 /// of a benchmark that never ran is left out.
 pub fn run(args: &BenchArgs) -> CommandResult {
     let figures = Path::new(args.need("figures")?);
@@ -45,9 +43,6 @@ pub fn run(args: &BenchArgs) -> CommandResult {
             save(&figures.join(name), &chart)?;
         }
         write_block(page, PARALLEL_PAGE, &crate::report::parallel_tables(&measures))?;
-    }
-    if let Some(measures) = measures(args.need("audit")?)? {
-        write_block(page, AUDIT_PAGE, &crate::report::audit_table(&measures))?;
     }
     if block.is_empty() {
         return Err("there is no run to show: script/bench serial first".to_owned());

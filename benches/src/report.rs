@@ -1,7 +1,6 @@
 //! From the raw lines of a run to medians, ratios and verdicts.
 
 mod against;
-mod audit;
 mod many;
 mod parallel;
 mod peers;
@@ -16,7 +15,6 @@ use crate::args::BenchArgs;
 use crate::measure::{Measure, median, read_all};
 use crate::{CommandResult, context};
 
-pub use audit::table as audit_table;
 pub use parallel::tables as parallel_tables;
 pub use peers::{ROWS as PEER_ROWS, ratio_metric};
 pub use serial::{GOALS, Goal, GoalVerdict, value};

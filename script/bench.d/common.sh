@@ -211,7 +211,7 @@ chosen() {
 keep_runs() {
     local name
     mkdir -p docs/figures
-    for name in serial peers parallel audit; do
+    for name in serial peers parallel; do
         [ ! -e "$OUT/$name.jsonl" ] || cp "$OUT/$name.jsonl" "docs/figures/$name.jsonl"
     done
 }
