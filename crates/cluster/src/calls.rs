@@ -128,7 +128,7 @@ async fn quiesce(shared: Arc<ClusterShared>, quiesced: bool) -> io::Result<()> {
     by_client(&shared, |client| async move { client.kv_client().txn(txn).await }).await.map(drop)
 }
 
-/// It goes with the lease of this server.
+/// Notes that this server has become quiet. The note goes with the lease of this server.
 async fn quiet(shared: Arc<ClusterShared>, Revision(quiesced): Revision) -> io::Result<()> {
     let key = shared.keys.quiet(shared.options.me);
     let lease = shared.lease_id().ok_or(io::ErrorKind::NotConnected)?;

@@ -12,7 +12,7 @@ pub const RECALL_ITEMS_MAX: usize = 256;
 /// Leases that a server asks back together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recall {
-    /// Its number among those of the session. The answer has it.
+    /// The number among the recalls of the session. The answer has it.
     pub number: u64,
     /// At most [`RECALL_ITEMS_MAX`].
     pub items: Vec<RecallItem>,

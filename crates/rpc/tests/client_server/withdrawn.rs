@@ -200,17 +200,19 @@ fn what_fails_because_an_export_is_lost_is_no_answer() {
         let broken = |op| Fault {
             op: Some(op),
             when: When::Always,
-            delay: Duration::ZERO,
+            delay: Duration::from_millis(100),
             error: Some(Errno::ENOTCONN),
         };
         let export = rig.export(vec![broken(Op::Make)]);
         let export = export.that_may_be_lost(lost.clone());
         rig.server.open(export, StateLoss::Nothing).await.unwrap();
-        lost.store(true, Ordering::SeqCst);
         let making = {
             let fs = fs.clone();
             spawn_join(async move { mkdir(&fs, b"d").await })
         };
+        // Once its intent is noted: a call notes none where it cannot be carried out.
+        sleep(Duration::from_millis(50)).await;
+        lost.store(true, Ordering::SeqCst);
         sleep(Duration::from_secs(1)).await;
         rig.withdraw().await;
         // The server dies once more before it is known what became of the change.

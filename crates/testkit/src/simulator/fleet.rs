@@ -106,9 +106,9 @@ pub(super) struct Inner {
 pub(super) struct SimSlice {
     pub(super) network: Network,
     pub(super) disk: Arc<MemoryDisk>,
-    /// Its home, and the other one.
+    /// The home of the slice, and the other server.
     servers: [usize; 2],
-    /// They do not reach each other.
+    /// The servers do not reach each other.
     pub(super) are_peers_cut: AtomicBool,
     /// The newest mount of the disk.
     pub(super) fs: Mutex<Option<MemoryFs>>,
@@ -127,7 +127,7 @@ struct Host {
     clock: f64,
     /// How often it was lost.
     losses: u64,
-    /// Its server process, and that of each slice in it.
+    /// The server process, and that of each slice in it.
     process: Option<Scope>,
     slices: BTreeMap<usize, HostSlice>,
 }

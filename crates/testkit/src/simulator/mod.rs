@@ -253,7 +253,7 @@ impl World {
         World { network, machine, nodes: Vec::new(), clients: Vec::new(), work }
     }
 
-    /// Those of the other slices of the same servers.
+    /// The worlds of the other slices of the same servers.
     fn of_further_slices(&self, plan: &RunPlan) -> Vec<World> {
         let pairs = self.machine.as_pair().into_iter().flat_map(|pair| pair.fleet().pairs());
         pairs.skip(1).map(|pair| World::of(ServerMachine::of_pair(pair), plan)).collect()

@@ -76,7 +76,7 @@ fn way_name(projection: &str, from: usize, to: usize) -> String {
 }
 
 impl ShareExchanges {
-    /// Those of these exports. Errors: an address of a server is none.
+    /// The exchanges of these exports. Errors: an address of a server is none.
     pub fn new(
         plans: &[ExportPlan],
         exports: &[Arc<ExportState>],

@@ -47,9 +47,9 @@ pub(crate) struct ConnectionEpoch {
 /// Where changes are noted while they are on their way.
 #[derive(Clone, Default)]
 pub(crate) struct ChangeNotes {
-    /// Those of rights.
+    /// Changes of rights.
     pub(crate) rights: Arc<RightsChanges>,
-    /// Those of what may be leased.
+    /// Changes of what may be leased.
     pub(crate) leases: LeasedAnswers,
 }
 

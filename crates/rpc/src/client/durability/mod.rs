@@ -83,7 +83,7 @@ const SYNCED_FILES_MAX: usize = 65_536;
 /// A sync is urgent when one part in so many of the room is used. Then as much again, and more, is
 /// free for changes while the sync lasts.
 const URGENT_PART: u64 = 4;
-/// It is urgent at one part in so many of that, where other sessions leave little memory.
+/// A sync is urgent at one part in so many of that, where other sessions leave little memory.
 const SCARCE_PART: u64 = 8;
 
 /// All changes of one mount that may not be on media.

@@ -1,7 +1,7 @@
 //! A bounded memory of answers, for threads that look at it all the time.
 //!
 //! Where it is full, the hand of a clock looks for one that was not used since the hand was there
-//! before (Corbato, "A paging experiment with the Multics system", 1968).
+//! before. The source is Corbato, "A paging experiment with the Multics system", 1968.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,6 +1,6 @@
 //! Until when leases may be believed: a term after the sending of the last call that was answered.
-//! The server counts from the arrival of that call, and longer, so that it is never the first of
-//! the two to stop waiting (Gray and Cheriton, "Leases", SOSP 1989, section 3).
+//! The server counts from the arrival of that call, and longer. So it is never the first of the two
+//! to stop waiting (Gray and Cheriton, "Leases", SOSP 1989, section 3).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

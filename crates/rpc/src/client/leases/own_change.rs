@@ -1,6 +1,6 @@
-//! The session's own changes. The server recalls nothing from the session that changes, so what a
-//! change touches is forgotten before it is sent, and nothing of it is remembered until it has come
-//! to its end. Otherwise this client could show the old state after another one has seen the new.
+//! The session's own changes. The server recalls nothing from the session that changes. So what a
+//! change touches is forgotten before it is sent. Nothing of it is remembered until it has come to
+//! its end. Otherwise this client could show the old state after another one has seen the new.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(super) struct Touched {
     directory: Option<FileId>,
     /// Which files it touches was taken from names that are remembered.
     by_names: bool,
-    /// It touches a file, and it is not known which.
+    /// The change touches a file, and it is not known which.
     an_unknown_file: bool,
     everything: bool,
 }

@@ -67,7 +67,7 @@ impl LeaseChange {
         self.attributes(dir);
     }
 
-    /// It changes who may look names up in a directory, if this is one.
+    /// The change decides who may look names up in a directory, if this is one.
     pub(crate) fn rights(&mut self, id: FileId) {
         self.mark(Part::Attributes(id));
         self.mark(Part::Names(id));

@@ -116,7 +116,7 @@ impl LeaseHolder {
         contact + self.wait
     }
 
-    /// Its leases and recalls.
+    /// The leases and recalls of the session.
     pub(crate) fn status(&self) -> LeaseStatus {
         self.counts.with(self.state().held.len())
     }
@@ -140,7 +140,7 @@ impl LeaseHolder {
         may
     }
 
-    /// It has no lease of the file any more.
+    /// The session has no lease of the file any more.
     pub(super) fn let_go(&self, file: FileId) {
         self.state().held.remove(&file);
     }

@@ -137,7 +137,7 @@ impl JournalReplica {
     }
 
     /// Takes nothing before it is known of which epoch the primary is. A batch of an earlier one can be
-    /// under way for long. To a process that has begun anew it looks like one of its primary, and the copy
+    /// under way for long. To a process that has begun anew it looks like one of its primary. The copy
     /// in it would replace the journal that this server goes on from.
     pub(super) fn that_awaits_its_primary(self) -> JournalReplica {
         self.lock().awaits_primary = true;

@@ -120,7 +120,7 @@ pub struct ClientStatus {
     pub written_bytes: u64,
     /// How long it has had no connection.
     pub away: Option<Duration>,
-    /// Its leases; none if it has asked for none, or gets none.
+    /// The leases of the client; none if it has asked for none, or gets none.
     pub leases: Option<LeaseStatus>,
 }
 
