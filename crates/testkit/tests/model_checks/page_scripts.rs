@@ -23,6 +23,7 @@ fn tree(dir: &TempDir, extra: &[(&str, &str)]) {
         ("docs/PROJECTIONS.md", "## Others\n\n| **P2** | Two. |\n"),
         ("docs/AUDIT.md", ""),
         ("docs/QOS.md", ""),
+        ("docs/LEASES.md", ""),
         ("crates/a/src/lib.rs", "/// It holds.\n// proves: P1, P2\n#[test]\nfn holds() {}\n"),
         (module.as_str(), "names::called(place)\n"),
         (functions.as_str(), "// proves: P2\npub(super) async fn called(place: &Place) {}\n"),
