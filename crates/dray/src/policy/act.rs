@@ -50,7 +50,8 @@ fn is_past(time_us: u64, age_s: u64, now_us: u64) -> bool {
     now_us.saturating_sub(time_us) / 1_000_000 >= age_s
 }
 
-/// Acts on all files that match. `is_dry`: says what would be done. Files that are gone are forgotten.
+/// Acts on all files that match. `is_dry`: says what would be done. Files that
+/// have been gone for a while are forgotten.
 pub fn act(
     policy: &Policy,
     known: &mut KnownFiles,
@@ -65,13 +66,18 @@ pub fn act(
         let place = FilePlace::find(&policy.root, &path);
         let seen = place.and_then(|place| Ok((place.look()?, place)));
         let (seen, place) = match seen {
-            Ok((Some(seen), place)) => (seen, place),
+            Ok((Some(seen), place)) => {
+                if file.absent_us != 0 {
+                    known.insert(path.clone(), KnownFile { absent_us: 0, ..file });
+                }
+                (seen, place)
+            }
             Ok((None, _)) => {
-                known.files.remove(&path);
+                known.absent(&path, now_us);
                 continue;
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                known.files.remove(&path);
+                known.absent(&path, now_us);
                 continue;
             }
             Err(error) => {
@@ -163,7 +169,7 @@ mod tests {
     #[test]
     fn a_file_matches_by_what_the_log_and_the_file_say_whichever_is_later() {
         let policy = policy(PolicyAction::List);
-        let known = |changed_us| KnownFile { changed_us, used_us: changed_us };
+        let known = |changed_us| KnownFile { changed_us, used_us: changed_us, absent_us: 0 };
         let seen =
             |changed_us, size_bytes, uid| SeenFile { size_bytes, uid, changed_us, read_us: 0 };
         let now_us = 100_000_000;

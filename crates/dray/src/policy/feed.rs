@@ -91,7 +91,7 @@ fn path_in_export(root: &Path, path: &Path) -> Text {
 fn file_of(meta: &std::fs::Metadata) -> KnownFile {
     let micros = |seconds: i64| u64::try_from(seconds).unwrap_or(0).saturating_mul(1_000_000);
     let changed_us = micros(meta.mtime());
-    KnownFile { changed_us, used_us: changed_us.max(micros(meta.atime())) }
+    KnownFile { changed_us, used_us: changed_us.max(micros(meta.atime())), absent_us: 0 }
 }
 
 /// Says what may be missing in what is known.

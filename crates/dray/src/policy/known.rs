@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 
 /// Files that are known at most, of some 200 bytes of memory each.
 pub const FILES_MAX: usize = 10_000_000;
+/// A file that has been absent for so long is forgotten: records are in the log long before, microseconds.
+pub const ABSENT_MAX_US: u64 = 60_000_000;
 
 /// A file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,6 +25,8 @@ pub struct KnownFile {
     pub changed_us: u64,
     /// When it was opened, changed or closed last.
     pub used_us: u64,
+    /// Since when no file is at its path; 0: there is one, as far as is known.
+    pub absent_us: u64,
 }
 
 /// How far a log was read.
@@ -50,6 +54,8 @@ struct Line {
     hex: Option<String>,
     changed_us: u64,
     used_us: u64,
+    #[serde(default)]
+    absent_us: u64,
 }
 
 /// All that is known.
@@ -80,13 +86,13 @@ impl KnownFiles {
         let Head { bookmarks } = serde_json::from_str(&head).map_err(broken)?;
         let mut known = KnownFiles { bookmarks, ..KnownFiles::default() };
         for line in lines {
-            let Line { path, hex, changed_us, used_us } =
+            let Line { path, hex, changed_us, used_us, absent_us } =
                 serde_json::from_str(&line?).map_err(broken)?;
             let bytes = match (path, hex) {
                 (Some(path), _) => path.into_bytes(),
                 (None, hex) => unhex(&hex.unwrap_or_default()),
             };
-            known.insert(bytes.into(), KnownFile { changed_us, used_us });
+            known.insert(bytes.into(), KnownFile { changed_us, used_us, absent_us });
         }
         Ok(known)
     }
@@ -101,11 +107,12 @@ impl KnownFiles {
         let mut out = BufWriter::new(file);
         serde_json::to_writer(&mut out, &Head { bookmarks: self.bookmarks.clone() })?;
         out.write_all(b"\n")?;
-        for (path, KnownFile { changed_us, used_us }) in &self.files {
+        for (path, file) in &self.files {
+            let KnownFile { changed_us, used_us, absent_us } = *file;
             let text = std::str::from_utf8(path).ok().map(str::to_owned);
             let hex =
                 text.is_none().then(|| path.iter().map(|byte| format!("{byte:02x}")).collect());
-            let line = Line { path: text, hex, changed_us: *changed_us, used_us: *used_us };
+            let line = Line { path: text, hex, changed_us, used_us, absent_us };
             serde_json::to_writer(&mut out, &line)?;
             out.write_all(b"\n")?;
         }
@@ -127,7 +134,18 @@ impl KnownFiles {
         let known = self.files.get(&path).copied().unwrap_or_default();
         let (changed_us, used_us) =
             (seen.changed_us.max(known.changed_us), seen.used_us.max(known.used_us));
-        self.insert(path, KnownFile { changed_us, used_us });
+        self.insert(path, KnownFile { changed_us, used_us, absent_us: 0 });
+    }
+
+    /// There is no file at this path now. The log may be behind: the record of a rename, which says where
+    /// the file is, can still come. So the file is forgotten after [`ABSENT_MAX_US`] only.
+    pub fn absent(&mut self, path: &Text, now_us: u64) {
+        let Some(file) = self.files.get_mut(path) else { return };
+        if file.absent_us == 0 {
+            file.absent_us = now_us;
+        } else if now_us.saturating_sub(file.absent_us) >= ABSENT_MAX_US {
+            self.files.remove(path);
+        }
     }
 
     /// Takes in what a record says.
@@ -139,7 +157,7 @@ impl KnownFiles {
         let now_us = record.time_us;
         match record.kind {
             AuditKind::Create | AuditKind::Mknod => {
-                let file = KnownFile { changed_us: now_us, used_us: now_us };
+                let file = KnownFile { changed_us: now_us, used_us: now_us, absent_us: 0 };
                 self.insert(path.clone(), file);
             }
             AuditKind::Link => {
@@ -185,7 +203,8 @@ impl KnownFiles {
     fn touch(&mut self, path: &Text, now_us: u64, is_change: bool) {
         let known = self.files.get(path).copied().unwrap_or_default();
         let changed_us = if is_change { now_us } else { known.changed_us };
-        self.insert(path.clone(), KnownFile { changed_us, used_us: known.used_us.max(now_us) });
+        let used_us = known.used_us.max(now_us);
+        self.insert(path.clone(), KnownFile { changed_us, used_us, absent_us: 0 });
     }
 
     /// Forgets a file, or a directory and all beneath it.
@@ -199,9 +218,10 @@ impl KnownFiles {
         let beneath = self.take_beneath(from);
         let Some(to) = to else { return };
         self.forget(to);
-        one.into_iter().for_each(|file| self.insert(to.clone(), file));
+        let moved = |file| KnownFile { absent_us: 0, ..file };
+        one.into_iter().for_each(|file| self.insert(to.clone(), moved(file)));
         for (path, file) in beneath {
-            self.insert([&**to, &path[from.len()..]].concat().into(), file);
+            self.insert([&**to, &path[from.len()..]].concat().into(), moved(file));
         }
     }
 
@@ -234,6 +254,26 @@ mod tests {
         AuditRecord { path: text(path), ..AuditRecord::new(kind, time_us) }
     }
 
+    // proves: P210
+    #[test]
+    fn a_file_whose_rename_is_not_in_the_log_yet_is_not_forgotten() {
+        let mut known = KnownFiles::default();
+        known.learn(&record(AuditKind::Create, 1, "/e"));
+        let (absent, moved): (Text, Text) = (b"/e"[..].into(), b"/f"[..].into());
+        known.absent(&absent, 100);
+        known.absent(&absent, 100 + ABSENT_MAX_US - 1);
+        let rename =
+            AuditRecord { to_path: Some(moved.clone()), ..record(AuditKind::Rename, 2, "/e") };
+        known.learn(&rename);
+        assert_eq!(
+            known.files.get(&moved).map(|file| (file.changed_us, file.absent_us)),
+            Some((1, 0))
+        );
+        known.absent(&moved, 200);
+        known.absent(&moved, 200 + ABSENT_MAX_US);
+        assert!(known.files.is_empty(), "{:?}", known.files);
+    }
+
     #[test]
     fn what_records_say_of_files_is_known_and_kept() {
         let mut known = KnownFiles::default();
@@ -249,7 +289,7 @@ mod tests {
         });
         known.learn(&AuditRecord::gap(12, 5, "lost"));
         let all: Vec<_> = known.files.iter().map(|(path, file)| (&**path, *file)).collect();
-        let file = |changed_us, used_us| KnownFile { changed_us, used_us };
+        let file = |changed_us, used_us| KnownFile { changed_us, used_us, absent_us: 0 };
         let wanted: [(&[u8], KnownFile); 3] =
             [(b"/d2", file(3, 3)), (b"/new/a", file(1, 9)), (b"/new/b", file(2, 2))];
         assert_eq!((all, known.missing), (wanted.to_vec(), 5));
