@@ -9,7 +9,7 @@ use crate::audit::time;
 use crate::output::{json_line, plain};
 
 /// What a record comes from, and its name: an export, or a server.
-pub type Origin<'a> = Option<(&'static str, &'a str)>;
+pub type RecordOrigin<'a> = Option<(&'static str, &'a str)>;
 
 /// How records are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub enum Format {
 
 impl Format {
     /// Appends a line. `origin`: where it comes from, where there may be several such places.
-    pub fn line(self, record: &AuditRecord, origin: Origin<'_>, out: &mut String) {
+    pub fn line(self, record: &AuditRecord, origin: RecordOrigin<'_>, out: &mut String) {
         match self {
             Format::Json => out.push_str(&json_line(&json_of(record, origin))),
             Format::Text => text_of(record, origin, out),
@@ -43,7 +43,7 @@ fn put_text(object: &mut Map<String, Value>, key: &str, text: Option<&Text>) {
 }
 
 /// All that is known of a record.
-pub fn json_of(record: &AuditRecord, origin: Origin<'_>) -> Value {
+pub fn json_of(record: &AuditRecord, origin: RecordOrigin<'_>) -> Value {
     let mut object = Map::new();
     let mut put = |key: &str, value: Value| {
         if !value.is_null() {
@@ -126,7 +126,7 @@ fn client_name(peer: AuditPeer) -> Option<String> {
     }
 }
 
-fn text_of(record: &AuditRecord, origin: Origin<'_>, out: &mut String) {
+fn text_of(record: &AuditRecord, origin: RecordOrigin<'_>, out: &mut String) {
     let result = record.error.map_or("ok", |error| error.name());
     let time = time::shown(record.time_us);
     // Writing to a string cannot fail.

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use serde_json::json;
 
 use super::known::{KnownFile, KnownFiles};
-use super::place::{FilePlace, SeenFile};
+use super::place::{PolicyFile, SeenFile};
 use super::rules::{FILE_WORD, Policy, PolicyAction};
 use crate::audit::time;
 use crate::error::Failure;
@@ -63,7 +63,7 @@ pub fn act(
     let may_match = known.files.iter().filter(|(path, file)| policy.may_match(path, file, now_us));
     let all: Vec<_> = may_match.map(|(path, file)| (path.clone(), *file)).collect();
     for (path, file) in all {
-        let place = FilePlace::find(&policy.root, &path);
+        let place = PolicyFile::find(&policy.root, &path);
         let seen = place.and_then(|place| Ok((place.look()?, place)));
         let (seen, place) = match seen {
             Ok((Some(seen), place)) => {
@@ -130,7 +130,7 @@ fn print(path: &[u8], file: &KnownFile, seen: &SeenFile, is_json: bool) -> Resul
 }
 
 /// Runs the command for a file, in the file's directory. Errors: why it failed, in words.
-fn run(command: &[String], place: &FilePlace) -> Result<(), String> {
+fn run(command: &[String], place: &PolicyFile) -> Result<(), String> {
     let mut words = command.iter().map(|word| match word == FILE_WORD {
         true => place.name().into_os_string(),
         false => word.into(),

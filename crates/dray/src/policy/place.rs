@@ -21,7 +21,7 @@ pub struct SeenFile {
 }
 
 /// A directory with the name of a file in it.
-pub struct FilePlace {
+pub struct PolicyFile {
     dir: OwnedFd,
     name: CString,
 }
@@ -38,10 +38,10 @@ fn open_dir(at: &OwnedFd, name: &[u8]) -> io::Result<OwnedFd> {
     }
 }
 
-impl FilePlace {
+impl PolicyFile {
     /// The place of this path of the export. Errors: those of open(2); `ELOOP` or `ENOTDIR` where a
     /// symbolic link is on the way.
-    pub fn find(root: &Path, path: &[u8]) -> io::Result<FilePlace> {
+    pub fn find(root: &Path, path: &[u8]) -> io::Result<PolicyFile> {
         let flags = libc::O_PATH | libc::O_DIRECTORY;
         let root = File::options().read(true).custom_flags(flags).open(root)?;
         let mut dir = OwnedFd::from(root);
@@ -56,7 +56,7 @@ impl FilePlace {
         for one in above {
             dir = open_dir(&dir, one)?;
         }
-        Ok(FilePlace { dir, name: CString::new(*name)? })
+        Ok(PolicyFile { dir, name: CString::new(*name)? })
     }
 
     /// The file; none if there is none, or it is no regular one. Errors: those of stat(2).
@@ -110,13 +110,13 @@ mod tests {
         std::fs::write(root.join("d/f"), "12345").unwrap();
         std::os::unix::fs::symlink(root.join("d"), root.join("l")).unwrap();
         std::os::unix::fs::symlink("f", root.join("d/g")).unwrap();
-        let look = |path: &str| FilePlace::find(&root, path.as_bytes())?.look();
+        let look = |path: &str| PolicyFile::find(&root, path.as_bytes())?.look();
         assert_eq!(look("/d/f").unwrap().unwrap().size_bytes, 5);
         assert!(look("/l/f").is_err());
         assert_eq!(look("/d/g").unwrap(), None, "it is a link");
         assert_eq!((look("/d").unwrap(), look("/d/none").unwrap()), (None, None));
         assert!(look("/d/../d/f").is_err() && look("/").is_err());
-        let place = FilePlace::find(&root, b"/d/f").unwrap();
+        let place = PolicyFile::find(&root, b"/d/f").unwrap();
         let mut cat = std::process::Command::new("cat");
         cat.arg(place.name()).current_dir(place.dir());
         assert_eq!(cat.output().unwrap().stdout, b"12345");
