@@ -159,10 +159,10 @@ switch_uring_on() {
 # Counters of a mount: our names, and where `dray status MOUNT --json` has them.
 FIELDS=${FIELDS:-round_trips=server.calls,client_copied_bytes=process.copied_bytes}
 
-# start_dray_server PORT DIRECTORY: pid in $SERVER.
+# start_dray_server PORT DIRECTORY [OPTION,...]: pid in $SERVER.
 start_dray_server() {
     # The load runs as root, whom an export would otherwise take for nobody.
-    start dray-server "$DRAY" serve --export "data=$2,squash=none" \
+    start dray-server "$DRAY" serve --export "data=$2,squash=none${3:+,$3}" \
         --listen "tcp://127.0.0.1:$1" --state "$WORK/state"
     SERVER=$STARTED
     wait_for 10 listens "$1"
@@ -171,7 +171,7 @@ start_dray_server() {
 # mount_dray PORT MOUNTPOINT OPTIONS: pid in $STARTED.
 mount_dray() {
     mkdir -p "$2"
-    start "dray-$(basename "$2")" "$DRAY" mount "dray://127.0.0.1:$1/data" "$2" -o "$3" --foreground
+    start "dray-$(basename "$2")" "$DRAY" mount "dray://127.0.0.1:$1/data" "$2" -o "${3:-timeout=600}" --foreground
     defer "'$DRAY' umount '$2' || unmount '$2'"
     wait_for 10 is_mounted "$2"
 }

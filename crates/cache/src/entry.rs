@@ -27,6 +27,8 @@ pub(crate) struct CacheEntry {
     data_path: PathBuf,
     map_path: PathBuf,
     state: Mutex<EntryState>,
+    /// Held while the map is written: several threads store blocks.
+    saving: Mutex<()>,
 }
 
 struct EntryState {
@@ -62,7 +64,14 @@ impl CacheEntry {
         }
         let empty = EntryMap { key, pinned: false, blocks: BlockSet::default() };
         let state = EntryState { map: known.unwrap_or(empty), unsaved: 0, dropped: false };
-        Ok(CacheEntry { key, data, data_path, map_path, state: Mutex::new(state) })
+        Ok(CacheEntry {
+            key,
+            data,
+            data_path,
+            map_path,
+            state: Mutex::new(state),
+            saving: Mutex::new(()),
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, EntryState> {
@@ -161,6 +170,7 @@ impl CacheEntry {
 
     /// Notes on media what has been stored. Waits for the disk. Errors: those of the disk.
     pub(crate) fn save(&self) -> io::Result<()> {
+        let _saving = self.saving();
         let (map, unsaved) = {
             let state = self.state();
             if state.unsaved == 0 || state.dropped {
@@ -174,7 +184,11 @@ impl CacheEntry {
         Ok(())
     }
 
-    /// Other processes may have stored further blocks.
+    fn saving(&self) -> MutexGuard<'_, ()> {
+        self.saving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Other processes may have stored further blocks. To be called with `saving` held.
     fn write_map(&self, mut map: EntryMap) -> io::Result<()> {
         if let Some(known) = EntryMap::read(&self.map_path)?.filter(|known| known.key == map.key) {
             map.blocks.join(&known.blocks);
@@ -187,6 +201,7 @@ impl CacheEntry {
 
     /// Keeps the entry from eviction, or no more. Errors: those of the disk.
     pub(crate) fn pin(&self, pinned: bool) -> io::Result<()> {
+        let _saving = self.saving();
         let map = {
             let mut state = self.state();
             state.map.pinned = pinned;

@@ -225,6 +225,32 @@ fn what_was_used_least_lately_makes_room_and_what_is_pinned_stays() {
     });
 }
 
+/// Two threads that wrote the map of one entry took each other's new one away.
+#[test]
+fn threads_that_store_blocks_of_one_file_write_its_map_one_after_the_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let size = 64 * BLOCK_BYTES;
+    let version = crate::FileVersion::of(&Attr { size, ..Attr::default() });
+    let id = FileId { ino: 1, generation: 1 };
+    let key = crate::EntryKey { fs: dray_core::FsUuid(1), id, version };
+    let entry = crate::entry::CacheEntry::open(dir.path(), key).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let entry = &entry;
+            scope.spawn(move || {
+                for block in (thread..64).step_by(8) {
+                    let data = vec![block as u8; BLOCK_BYTES as usize];
+                    assert_eq!(entry.store(block * BLOCK_BYTES, &data).unwrap(), BLOCK_BYTES);
+                    entry.save().unwrap();
+                }
+            });
+        }
+    });
+    drop(entry);
+    let again = crate::entry::CacheEntry::open(dir.path(), key).unwrap();
+    assert!(again.has(0, size));
+}
+
 /// The disk goes away under the mount: no program gets an error.
 // proves: P222
 #[test]

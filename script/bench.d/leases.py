@@ -1,0 +1,187 @@
+"""Loads of `script/bench leases`: the arms interleaved, medians of the rounds, JSON lines.
+
+Ratios are those of a second run beside the bare directory, on one mount; `_first` is the first run beside the
+strict mount without leases.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+WORK = sys.argv[1]
+BARE = os.environ["BARE"]
+ROUNDS = int(os.environ["ROUNDS"])
+FILES = int(os.environ["FILES"])
+FILE_MIB = int(os.environ["FILE_MIB"])
+DRAY = os.environ["DRAY"]
+ARMS = {"bare": BARE, "strict": f"{WORK}/strict", "leased": f"{WORK}/leased"}
+
+
+def say(metric, value, unit, arm="leased"):
+    line = {"bench": "leases", "arm": arm, "metric": metric, "value": round(value, 4), "unit": unit}
+    print(json.dumps(line), flush=True)
+
+
+def took(run):
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def command(*words, cwd=None):
+    return lambda: subprocess.run(words, cwd=cwd, check=True, stdout=subprocess.DEVNULL)
+
+
+def second_runs(name, run_at, again=None):
+    """The median ratios of second runs, and of first runs, of `run_at(directory)()`."""
+    ratios, first = [], []
+    for _ in range(ROUNDS):
+        times = {}
+        for arm, at in ARMS.items():
+            forget(at)
+            run = run_at(at)
+            cold = took(run)
+            times[arm] = (cold, took(again(at) if again else run))
+        ratios.append(times["leased"][1] / times["bare"][1])
+        first.append(times["leased"][0] / times["strict"][0])
+        strict = times["strict"][1] / times["bare"][1]
+    say(f"{name}_ratio", statistics.median(ratios), "x")
+    say(f"{name}_ratio", strict, "x", "strict")
+    say(f"{name}_first", statistics.median(first), "x")
+
+
+def forget(at):
+    """What was leased ends: a change by another mount would do so file by file. This is a rest of a term."""
+    if at == ARMS["leased"]:
+        subprocess.run(["sh", "-c", "echo 2 >/proc/sys/vm/drop_caches"], check=True)
+
+
+def tree():
+    per = 100
+    for number in range(FILES // per):
+        directory = f"{BARE}/tree/d{number // 10}/e{number}"
+        os.makedirs(directory)
+        for file in range(per):
+            with open(f"{directory}/file{file}", "w") as out:
+                out.write("content\n" * 10)
+
+
+def repository():
+    at = f"{BARE}/repo"
+    os.makedirs(at)
+    for number in range(2000):
+        directory = f"{at}/s{number % 50}"
+        os.makedirs(directory, exist_ok=True)
+        with open(f"{directory}/f{number}.c", "w") as out:
+            out.write(f"int f{number};\n")
+    git = ["git", "-c", "user.name=b", "-c", "user.email=b@b", "-c", "safe.directory=*"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "b"]):
+        subprocess.run(git + words, cwd=at, check=True)
+
+
+def database():
+    sql = "create table t(a integer primary key, b text);" + "".join(
+        f"insert into t values({n}, 'value {n}');" for n in range(2000))
+    subprocess.run(["sqlite3", f"{BARE}/db", "begin;" + sql + "commit;"], check=True)
+
+
+SELECTS = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1])
+for n in range(300):
+    db.execute("select b from t where a = ?", (n * 6,)).fetchone()
+"""
+
+
+def cached():
+    """Reads of a file on the local disk through the mount, beside the same file read from that disk."""
+    size = FILE_MIB << 20
+    with open(f"{BARE}/large", "wb") as out:
+        for _ in range(FILE_MIB):
+            out.write(os.urandom(1 << 20))
+    time.sleep(0.3)  # its times are past
+    begin = time.perf_counter()
+    subprocess.run([DRAY, "cache", "attach", f"{WORK}/cached/large"], check=True, stdout=subprocess.DEVNULL)
+    say("pcc_attach_mib_s", FILE_MIB / (time.perf_counter() - begin), "MiB/s", "cached")
+    native = next(os.path.join(root, name) for root, _, names in os.walk(os.environ["CACHE"])
+                  for name in names if name.endswith(".data"))
+
+    def read(path):
+        with open(path, "rb", buffering=0) as file:
+            while file.read(1 << 20):
+                pass
+
+    ratios = [took(lambda: read(native)) / took(lambda: read(f"{WORK}/cached/large"))
+              for _ in range(ROUNDS)]
+    say("pcc_read_vs_native", statistics.median(ratios), "x", "cached")
+    assert os.stat(f"{WORK}/cached/large").st_size == size
+
+
+def contended():
+    """Two mounts append to one file and look at it in turn, with leases and without."""
+
+    def fight(here, there):
+        def run():
+            path = "contended"
+            with open(f"{here}/{path}", "ab", buffering=0) as one, \
+                    open(f"{there}/{path}", "ab", buffering=0) as other:
+                for step in range(1000):
+                    (one if step % 2 else other).write(b"x")
+                    os.stat(f"{here if step % 2 else there}/{path}")
+        return run
+
+    ratios = []
+    for _ in range(ROUNDS):
+        strict = took(fight(f"{WORK}/strict", f"{WORK}/strict2"))
+        ratios.append(took(fight(f"{WORK}/leased", f"{WORK}/other")) / strict)
+    say("contended_vs_strict", statistics.median(ratios), "x")
+
+
+def idle():
+    """Switches of context of the daemon of a mount that rests, in ten seconds."""
+    status = json.loads(subprocess.run([DRAY, "status", f"{WORK}/leased", "--json"], check=True,
+                                       capture_output=True).stdout)
+
+    def switches():
+        count = 0
+        for task in os.listdir(f"/proc/{status['pid']}/task"):
+            with open(f"/proc/{status['pid']}/task/{task}/status") as file:
+                count += sum(int(line.split()[1]) for line in file if "ctxt_switches" in line)
+        return count
+
+    time.sleep(8)  # longer than a term
+    before = switches()
+    time.sleep(10)
+    say("idle_wakeups_10s", switches() - before, "switches")
+
+
+def small_files():
+    """500 small files written by one program."""
+
+    def write(at):
+        def run():
+            directory = f"{at}/small{os.urandom(4).hex()}"
+            os.mkdir(directory)
+            for number in range(500):
+                with open(f"{directory}/f{number}", "w") as out:
+                    out.write("content")
+        return run
+
+    second_runs("small_files", write)
+
+
+tree()
+repository()
+database()
+second_runs("ls_lr", lambda at: command("ls", "-lR", f"{at}/tree"))
+second_runs("du", lambda at: command("du", "-s", f"{at}/tree"))
+second_runs("find", lambda at: command("find", f"{at}/tree", "-newer", f"{at}/db"))
+second_runs("git_status", lambda at: command("git", "-c", "safe.directory=*", "status", "-s", cwd=f"{at}/repo"))
+second_runs("sqlite_select", lambda at: command("python3", "-c", SELECTS, f"{at}/db"))
+small_files()
+contended()
+cached()
+idle()

@@ -1,0 +1,25 @@
+# Leases and the cache on a local disk, on real mounts of one server: the bare directory beside a strict mount
+# with leases and one without. What is measured is in leases.py.
+
+ROUNDS=${ROUNDS:-3}
+# Files in the tree that is listed.
+FILES=${FILES:-10000}
+
+bench_leases() {
+    [ "$DRAY" != "$DRAY_BUILT" ] || { need_rust && cargo build --release --quiet -p dray; }
+    install_packages python3 git sqlite3
+    scratch
+    chmod 755 "$WORK"
+    local port
+    port=$(free_port $((17500 + RANDOM % 2000)))
+    mkdir -m 777 "$STORE/data"
+    start_dray_server "$port" "$STORE/data" leases
+    mount_dray "$port" "$WORK/strict" leases=no
+    mount_dray "$port" "$WORK/strict2" leases=no
+    mount_dray "$port" "$WORK/leased" leases=yes
+    mount_dray "$port" "$WORK/other" leases=yes
+    mkdir -m 700 "$WORK/cache"
+    mount_dray "$port" "$WORK/cached" "leases=yes,cache=$WORK/cache,cache_size=4G"
+    DRAY=$DRAY ROUNDS=$ROUNDS FILES=$FILES FILE_MIB=$FILE_MIB CACHE=$WORK/cache BARE=$STORE/data \
+        python3 script/bench.d/leases.py "$WORK" | tee "$OUT/leases.jsonl"
+}
