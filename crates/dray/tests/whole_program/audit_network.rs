@@ -18,15 +18,18 @@ struct Audited {
 }
 
 fn serve(rig: &mut Rig, place: &str, key: &Path) {
-    let (export, closed) = (rig.path("export"), rig.path("closed"));
+    let (export, closed, named) = (rig.path("export"), rig.path("closed"), rig.path("named"));
     let listen = [format!("unix://{}", rig.path("socket").display()), format!("tcp://{place}")];
     let exports = [
         format!("data={},squash=none,audit", export.display()),
         format!("closed={},audit=change", closed.display()),
+        format!("named={},audit=change,audit_readers=127.0.0.1", named.display()),
     ];
     let auth = format!("psk:{}", key.display());
-    let args = ["serve", "--export", &exports[0], "--export", &exports[1], "--auth", &auth];
-    let mut command = rig.command(&args);
+    let mut command = rig.command(&["serve", "--auth", &auth]);
+    for export in &exports {
+        command.args(["--export", export]);
+    }
     command.args(["--listen", &listen[0], "--listen", &listen[1], "--state"]);
     command.arg(rig.path("state")).env("NOTIFY_SOCKET", rig.path("ready"));
     rig.start_server(&command, None);
@@ -37,6 +40,7 @@ impl Audited {
         let mut rig = Rig::new();
         let place = format!("127.0.0.1:{}", free_port());
         fs::create_dir(rig.path("closed")).unwrap();
+        fs::create_dir(rig.path("named")).unwrap();
         serve(&mut rig, &place, key);
         let at = rig.mount("mount", &format!("transport=classic,auth=psk:{}", key.display()));
         Audited { rig, at, place, key: key.to_owned() }
@@ -200,6 +204,8 @@ fn an_audit_is_not_open_to_whoever_has_no_right_to_it() {
     refused(&format!("dray://{place}/data"), &wrong, "another key");
     refused(&format!("dray://{place}/closed"), &key, "`audit_readers` of the export");
     refused(&format!("dray://{place}/nothing"), &key, "has an audit");
+    let named = server.audit(&["search", &format!("dray://{place}/named")]);
+    assert!(named.status.success(), "this machine is among `audit_readers`: {named:?}");
     let advance = server.audit(&["register", &format!("dray://{place}/data"), "one", "--oldest"]);
     assert!(advance.status.success());
     let beyond = ["clear", &format!("dray://{place}/data"), "one", "--to", "999999"];
