@@ -2,7 +2,7 @@
 //! that mClock gives in the end (Gulati, Merchant, Varman, OSDI 2010, section 3). That is its part by weight,
 //! but no less than its reservation and no more than its limit.
 
-use super::tests::{MIB, MS, Model, SECOND};
+use super::tests::{MIB, MS, SECOND, ScheduleModel};
 use super::tree::{CALL_COST_BYTES, NodeIndex, Rates};
 
 /// What the file system does, bytes of cost a second.
@@ -72,7 +72,7 @@ fn classes_that_want_more_have_the_rates_of_the_fluid() {
     let mut random = Random(11);
     for round in 0..30 {
         let classes = some_classes(&mut random);
-        let mut model = Model::new(Rates::default(), RATE);
+        let mut model = ScheduleModel::new(Rates::default(), RATE);
         for one in &classes {
             let depth = 8 + random.below(20) as usize;
             model.client(NodeIndex::ROOT, one.rates, one.call_bytes, depth);
@@ -100,7 +100,7 @@ const STEP: u64 = 20 * MS;
 fn run_randomly(seed: u64, check: impl Fn(&FluidClass, &History)) {
     let mut random = Random(seed);
     let classes = some_classes(&mut random);
-    let mut model = Model::new(Rates::default(), RATE);
+    let mut model = ScheduleModel::new(Rates::default(), RATE);
     for one in &classes {
         model.client(NodeIndex::ROOT, one.rates, one.call_bytes, 16);
     }

@@ -39,7 +39,7 @@ pub struct ClassUsage {
 
 /// A server of the projection, as this one knows it.
 #[derive(Debug, Default)]
-pub(super) struct Peer {
+pub(super) struct SharingServer {
     heard_at: Option<Nanos>,
     said_at: Nanos,
     usage: HashMap<(String, String), ClassUsage>,
@@ -49,7 +49,7 @@ pub(super) struct Peer {
 #[derive(Debug, Default)]
 pub(super) struct Sharing {
     /// Empty: this server has no others beside it.
-    pub peers: Vec<Peer>,
+    pub peers: Vec<SharingServer>,
     names: HashMap<NodeIndex, NodeName>,
 }
 
@@ -68,7 +68,7 @@ enum Resource {
     Reservation(usize),
 }
 
-impl Peer {
+impl SharingServer {
     fn demand(&self, name: &NodeName, resource: Resource, now: Nanos) -> OtherServer {
         let is_silent = self.heard_at.is_none_or(|at| now.saturating_sub(at) > SILENT_MAX);
         if is_silent {
@@ -167,7 +167,7 @@ fn said(name: &NodeName, usage: Usage, (weight_milli, is_waiting): (u64, bool)) 
 impl QosGate {
     /// One of `servers` servers that keep limits and reservations together. Before any rules are set.
     pub fn share_among(&self, servers: usize) {
-        let peers = (1..servers).map(|_| Peer::default()).collect();
+        let peers = (1..servers).map(|_| SharingServer::default()).collect();
         self.gate.lock().sharing.peers = peers;
     }
 

@@ -12,20 +12,20 @@ const LOOK: Nanos = MS / 20;
 pub(super) const MIB: u64 = 1 << 20;
 
 /// Clients that always want more, each with calls under way, and a file system below of one rate.
-pub(super) struct Model {
+pub(super) struct ScheduleModel {
     pub(super) tree: Tree,
     pub(super) now: Nanos,
     /// What the file system does, bytes a second; 0: only the limits say.
     rate: u64,
     /// When it has done what it has.
     busy_until: Nanos,
-    pub(super) clients: Vec<Client>,
+    pub(super) clients: Vec<LoadingClient>,
     /// By ticket: the client.
     tickets: BTreeMap<Ticket, usize>,
     next_ticket: Ticket,
 }
 
-pub(super) struct Client {
+pub(super) struct LoadingClient {
     leaf: NodeIndex,
     pub(super) call: Cost,
     depth: usize,
@@ -35,9 +35,9 @@ pub(super) struct Client {
     done_calls: u64,
 }
 
-impl Model {
-    pub(super) fn new(root: Rates, rate: u64) -> Model {
-        Model {
+impl ScheduleModel {
+    pub(super) fn new(root: Rates, rate: u64) -> ScheduleModel {
+        ScheduleModel {
             tree: Tree::new(root),
             now: SECOND,
             rate,
@@ -56,7 +56,7 @@ impl Model {
         depth: usize,
     ) -> usize {
         let leaf = self.tree.add(parent, rates, self.now);
-        self.clients.push(Client {
+        self.clients.push(LoadingClient {
             leaf,
             call: Cost { bytes },
             depth,
@@ -125,7 +125,7 @@ fn near(is: f64, should: f64, part: f64) -> bool {
 #[test]
 fn classes_share_by_their_weights_in_each_second() {
     for sizes in [[MIB, MIB, MIB], [MIB, 128 << 10, 256 << 10]] {
-        let mut model = Model::new(Rates::default(), 400 * MIB);
+        let mut model = ScheduleModel::new(Rates::default(), 400 * MIB);
         for (milli, bytes) in [1000, 2000, 5000].into_iter().zip(sizes) {
             model.client(NodeIndex::ROOT, weight(milli), bytes, 16);
         }
@@ -133,7 +133,7 @@ fn classes_share_by_their_weights_in_each_second() {
         for _ in 0..3 {
             let before: Vec<u64> = model.clients.iter().map(|one| one.done_calls).collect();
             model.run(SECOND);
-            let cost = |(one, before): (&Client, u64)| {
+            let cost = |(one, before): (&LoadingClient, u64)| {
                 ((one.done_calls - before) * one.call.weighed()) as f64
             };
             let costs: Vec<f64> = model.clients.iter().zip(before).map(cost).collect();
@@ -148,7 +148,7 @@ fn classes_share_by_their_weights_in_each_second() {
 // proves: P191
 #[test]
 fn a_reservation_is_met_whatever_others_weigh() {
-    let mut model = Model::new(Rates::default(), 200 * MIB);
+    let mut model = ScheduleModel::new(Rates::default(), 200 * MIB);
     let reserved = Rates { reservation: 100 * MIB, ..weight(10) };
     let one = model.client(NodeIndex::ROOT, reserved, 256 << 10, 16);
     for _ in 0..20 {
@@ -164,7 +164,7 @@ fn a_reservation_is_met_whatever_others_weigh() {
 fn no_limit_is_passed_beyond_its_burst() {
     let limit = Rates { limit: 50 * MIB, ..Rates::default() };
     let ops = Rates { limit_ops: 500, ..Rates::default() };
-    let mut model = Model::new(Rates::default(), 0);
+    let mut model = ScheduleModel::new(Rates::default(), 0);
     let bytes = model.client(NodeIndex::ROOT, limit, MIB, 64);
     let calls = model.client(NodeIndex::ROOT, ops, 0, 64);
     for window in [SECOND, SECOND / 10, SECOND / 2] {
@@ -186,7 +186,7 @@ fn no_limit_is_passed_beyond_its_burst() {
 // proves: P193
 #[test]
 fn an_idle_share_is_lent_and_taken_back_within_a_tenth_of_a_second() {
-    let mut model = Model::new(Rates::default(), 400 * MIB);
+    let mut model = ScheduleModel::new(Rates::default(), 400 * MIB);
     let one = model.client(NodeIndex::ROOT, weight(1000), MIB, 16);
     let other = model.client(NodeIndex::ROOT, weight(3000), MIB, 16);
     model.clients[other].is_idle = true;
@@ -200,7 +200,7 @@ fn an_idle_share_is_lent_and_taken_back_within_a_tenth_of_a_second() {
 
 #[test]
 fn levels_share_among_themselves_and_limits_above_hold() {
-    let mut model = Model::new(Rates { limit: 300 * MIB, ..Rates::default() }, 0);
+    let mut model = ScheduleModel::new(Rates { limit: 300 * MIB, ..Rates::default() }, 0);
     let now = model.now;
     let team = model.tree.add(NodeIndex::ROOT, weight(2000), now);
     let capped = Rates { limit: 60 * MIB, ..weight(1000) };
@@ -218,7 +218,7 @@ fn levels_share_among_themselves_and_limits_above_hold() {
 // proves: P194
 #[test]
 fn a_thousand_equal_classes_have_equal_shares_and_none_starves() {
-    let mut model = Model::new(Rates::default(), 2000 * MIB);
+    let mut model = ScheduleModel::new(Rates::default(), 2000 * MIB);
     for index in 0..1000 {
         // However much each asks for at a time.
         model.client(NodeIndex::ROOT, weight(1000), 256 << 10, 1 + index % 30);
