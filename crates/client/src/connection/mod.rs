@@ -171,6 +171,12 @@ impl ClientConnection {
         begun.all(|session| session.one_user())
     }
 
+    /// Whether all servers that this client has met lease what it asks for.
+    pub fn has_leases(&self) -> bool {
+        let mut begun = self.sessions.iter().filter(|session| session.has_begun());
+        begun.all(|session| session.has_leases())
+    }
+
     /// Gives the calling thread channels of its own, as long as there are not too many.
     pub fn attach_here(&self) {
         self.sessions.iter().for_each(ClientSession::attach_here);

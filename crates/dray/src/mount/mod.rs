@@ -249,6 +249,13 @@ impl Mount {
         let session =
             ClientConnection::connect(&self.target, &options, &memory, CONNECT_MAX).await?;
         let checked = self.check_root(&session).await;
+        if self.plan.leases && !session.has_leases() {
+            log::warn!(
+                "{}: nothing is leased there, so each name and all attributes are asked for each time; let the \
+                 export have `leases` (projections over several servers have none)",
+                self.target
+            );
+        }
         session.goodbye();
         checked
             .map(|()| Offered { read_only: session.info().read_only, one_user: session.one_user() })

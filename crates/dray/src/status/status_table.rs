@@ -194,6 +194,27 @@ fn state_of(export: &Value) -> String {
     }
 }
 
+/// What a mount remembers under leases, and what its cache on the local disk has done.
+fn leases_and_cache(report: &Value, out: &mut String) {
+    let leases = &report["server"]["leases"];
+    if leases.is_object() {
+        let said = format!(
+            "  leases: {} names and the attributes of {} files remembered, {} calls spared, {} recalled",
+            leases["names"], leases["attributes"], leases["hits"], leases["recalled"],
+        );
+        line(out, &said);
+    }
+    let cache = &report["cache"];
+    if let Some(dir) = cache["dir"].as_str() {
+        let (hits, stored) = (size(&cache["hit_bytes"]), size(&cache["stored_bytes"]));
+        let said = format!(
+            "  cache {dir}: {} reads ({hits}) from it, {} fetched ({stored} stored), {} without a lease, {} errors",
+            cache["hits"], cache["misses"], cache["unleased"], cache["errors"],
+        );
+        line(out, &said);
+    }
+}
+
 fn mount(report: &Value, room: Option<usize>, out: &mut String) {
     let (at, pid) = (text(&report["mountpoint"]), &report["pid"]);
     let up = age(&report["uptime_s"]);
@@ -212,6 +233,7 @@ fn mount(report: &Value, room: Option<usize>, out: &mut String) {
     if let Some(why) = report["transport_reason"].as_str() {
         line(out, &format!("  no ring: {why}"));
     }
+    leases_and_cache(report, out);
     if let (Some(false), Some(_)) =
         (report["flusher"].as_bool(), report["memory_limit_bytes"].as_u64())
     {

@@ -344,6 +344,11 @@ impl ClientSession {
         self.link.server().one_user
     }
 
+    /// Whether this session wants leases and the server gives them.
+    pub fn has_leases(&self) -> bool {
+        self.link.leases.are_given()
+    }
+
     /// Whether some callers are other users at the server than they say (`squash`), as the server
     /// said last.
     pub fn squashes(&self) -> bool {

@@ -108,6 +108,11 @@ impl LeasedAnswers {
         self.0.as_ref().filter(|leased| leased.contact.has_term())
     }
 
+    /// Whether the server leases anything.
+    pub(crate) fn are_given(&self) -> bool {
+        self.active().is_some()
+    }
+
     /// The time at which a call is sent, if the answer to it is to be reported.
     pub(crate) fn sent(&self) -> Option<Instant> {
         self.active().map(|_| now_with_sleeps())
