@@ -164,7 +164,8 @@ fn two_mounts_that_change_one_directory_do_not_wait_for_each_other() {
         });
         let (steps, took) = (steps.into_inner(), begin.elapsed());
         assert!(took < Duration::from_secs(12), "{took:?}");
-        assert!(steps > 200, "{steps} steps in {took:?}");
+        // There were four, of two seconds each.
+        assert!(steps > 40, "{steps} steps in {took:?}");
     });
 }
 
