@@ -29,6 +29,7 @@ pub use random::{random_bytes, random_u64};
 pub use scope::Scope;
 pub use source::{Interest, Source};
 pub use task::{Aborted, Join, poll_once_then_spawn, spawn, spawn_join, yield_now};
+pub use task_memory::kept_task_bytes;
 pub use tick::Tick;
 pub use time::{
     Elapsed, Instant, Sleep, coarse_wall_clock, now, now_with_sleeps, sleep, sleep_until, step,

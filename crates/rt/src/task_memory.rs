@@ -28,6 +28,11 @@ struct Block {
 // SAFETY: the memory belongs to the block alone.
 unsafe impl Send for Block {}
 
+/// Bytes that this thread keeps for futures. For tests that count what is left behind.
+pub fn kept_task_bytes() -> usize {
+    KEPT.with(|kept| kept.borrow().iter().map(|block| block.layout.size()).sum())
+}
+
 impl Block {
     /// `layout` has bytes.
     fn new(layout: Layout) -> Block {
