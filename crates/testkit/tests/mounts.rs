@@ -325,7 +325,7 @@ fn leased(served: &Path, transport: &str, mounts: usize, default_cases: u32) {
 fn two_mounts_under_leases_agree_with_the_model_classic() {
     if binary().is_some() {
         let ext4 = Ext4::new(64 << 20, "").expect("an ext4");
-        leased(ext4.path(), "classic", 2, 100);
+        leased(ext4.path(), "classic", 2, 12);
     }
 }
 
@@ -334,7 +334,7 @@ fn two_mounts_under_leases_agree_with_the_model_classic() {
 fn three_mounts_under_leases_agree_with_the_model_uring() {
     if binary().is_some() && rings_are_on() {
         let tmpfs = Tmpfs::new(64 << 20).expect("a tmpfs");
-        leased(tmpfs.path(), "uring", 3, 60);
+        leased(tmpfs.path(), "uring", 3, 8);
     }
 }
 
