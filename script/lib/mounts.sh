@@ -124,7 +124,7 @@ free_port() {
 # serve [ARGUMENT...]: serves $scratch/store/export as `test`; again after it was killed.
 serve() {
     : "${port:=$(free_port)}"
-    "$DRAY" serve --export "test=$scratch/store/export,squash=none" \
+    "$DRAY" serve --export "test=$scratch/store/export,squash=none,leases" \
         --listen "tcp://127.0.0.1:$port" --state "${state:-$scratch/state}" "$@" \
         >>"$scratch/server.log" 2>&1 7>&- 8>&- 9>&- &
     server=$!

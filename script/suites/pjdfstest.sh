@@ -46,6 +46,12 @@ whatever_the_bare_one_passes() {
 }
 check conformance whatever_the_bare_one_passes mnt
 unmount_at mnt
+# On one transport: what believes leases does not see which one it is.
+if [ "$transport" = classic ]; then
+    mount_at leased leases=yes
+    check leases whatever_the_bare_one_passes leased
+    unmount_at leased
+fi
 # One layout for each transport: what places files on servers does not see how the kernel asks for them.
 case $transport in
     classic) define_cluster "$scratch/store/export" cluster ;;
