@@ -89,8 +89,8 @@ need_for_tests() {
 step_unit() {
     need_for_tests
     with_rings
-    # What computes is the step `simulator`. These tests wait for more than a third of their time.
-    local failed='' jobs=$(($(nproc) * 3 / 2))
+    # What computes is the step `simulator`.
+    local failed=''
     run_test_programs "$(IFS=,; echo "${simulations[*]}")" test --workspace --no-run || failed=yes
     cargo test --workspace --locked --doc
     [ -z "$failed" ]
@@ -100,13 +100,13 @@ step_unit() {
 test_program_limit=600
 
 # run_test_programs WITHOUT COMMAND ARGUMENT...: those that cargo makes with this command and these
-# arguments, but for those named in WITHOUT. As many at a time as there are CPUs, or as $jobs says.
+# arguments, but for those named in WITHOUT. As many at a time as there are CPUs.
 run_test_programs() {
     local without=$1 made
     shift
     need python3 || echo "python3 is missing: it runs the test programs"
     made=$(cargo "$@" --locked --message-format=json-render-diagnostics) || return
-    python3 script/lib/test_programs.py "${jobs:-$(nproc)}" "$without" \
+    python3 script/lib/test_programs.py "$(nproc)" "$without" \
         "$root/script/lib/limited.sh" "$test_program_limit" <<<"$made"
 }
 
