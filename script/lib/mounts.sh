@@ -121,10 +121,10 @@ free_port() {
     echo "$port"
 }
 
-# serve [ARGUMENT...]: serves $scratch/store/export as `test`; again after it was killed.
+# serve [ARGUMENT...]: serves $scratch/store/export as `test`, with $export_options; again after it was killed.
 serve() {
     : "${port:=$(free_port)}"
-    "$DRAY" serve --export "test=$scratch/store/export,squash=none,leases" \
+    "$DRAY" serve --export "test=$scratch/store/export,squash=none${export_options:-}" \
         --listen "tcp://127.0.0.1:$port" --state "${state:-$scratch/state}" "$@" \
         >>"$scratch/server.log" 2>&1 7>&- 8>&- 9>&- &
     server=$!

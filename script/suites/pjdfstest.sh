@@ -6,6 +6,8 @@
 transport=${1:-classic}
 begin pjdfstest
 store 600
+# Not in suites that kill servers: where an export has leases, changes wait for a term after that.
+export_options=,leases
 serve
 mount_at mnt
 # Its other users run the program and name files below the scratch directory.
