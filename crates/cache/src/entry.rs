@@ -35,6 +35,8 @@ struct EntryState {
     map: EntryMap,
     /// Blocks that the map on disk does not have.
     unsaved: u64,
+    /// Open files that read it. When the last one is closed the map is written.
+    users: usize,
     /// The entry was dropped: nothing is stored any more.
     dropped: bool,
 }
@@ -63,7 +65,8 @@ impl CacheEntry {
             touch(&map_path);
         }
         let empty = EntryMap { key, pinned: false, blocks: BlockSet::default() };
-        let state = EntryState { map: known.unwrap_or(empty), unsaved: 0, dropped: false };
+        let state =
+            EntryState { map: known.unwrap_or(empty), unsaved: 0, users: 0, dropped: false };
         Ok(CacheEntry {
             key,
             data,
@@ -163,9 +166,19 @@ impl CacheEntry {
         Ok(new * BLOCK_BYTES)
     }
 
-    /// Whether the map is to be written now.
+    /// Whether the map is to be written now. What is stored after the last file was closed is noted at once:
+    /// nobody comes later to do so.
     pub(crate) fn is_due(&self) -> bool {
-        self.state().unsaved >= UNSAVED_MAX_BLOCKS
+        let state = self.state();
+        state.unsaved >= UNSAVED_MAX_BLOCKS || (state.users == 0 && state.unsaved > 0)
+    }
+
+    pub(crate) fn add_user(&self) {
+        self.state().users += 1;
+    }
+
+    pub(crate) fn remove_user(&self) {
+        self.state().users -= 1;
     }
 
     /// Notes on media what has been stored. Waits for the disk. Errors: those of the disk.

@@ -16,7 +16,7 @@ use crate::blocks::BLOCK_BYTES;
 use crate::entry::CacheEntry;
 use crate::fs::CacheUser;
 use crate::key::{EntryKey, FileVersion};
-use crate::store::add;
+use crate::store::{EntryInUse, add};
 
 /// A version that old was there long before it was seen, also if a clock is wrong by nearly as much.
 const OLD_S: i64 = 60;
@@ -32,9 +32,9 @@ pub(crate) struct CachedFile {
     asked: AtomicU64,
 }
 
-/// The entry for the version that was seen last; none if that version is not kept.
+/// The entry for the version that was seen last; none so far if that version is not kept.
 #[derive(Default)]
-struct Choice(Option<(FileVersion, Option<Arc<CacheEntry>>)>);
+struct Choice(Option<(FileVersion, EntryInUse)>);
 
 impl CachedFile {
     pub(crate) fn new(user: Arc<CacheUser>, inner: Arc<dyn OpenFile>) -> CachedFile {
@@ -55,7 +55,7 @@ impl CachedFile {
         if let Some((known, entry)) = &self.choice().0
             && *known == version
         {
-            return entry.clone().filter(|_| !self.user.cache.is_paused());
+            return Some(entry.entry().clone()).filter(|_| !self.user.cache.is_paused());
         }
         let is_kept = self.may_be_kept(&attr);
         let entry = match is_kept {
@@ -63,8 +63,9 @@ impl CachedFile {
             false => None,
         };
         // A version that is too young now is looked at again.
-        if entry.is_some() {
-            self.choice().0 = Some((version, entry.clone()));
+        if let Some(entry) = &entry {
+            let in_use = EntryInUse::new(&self.user.cache, entry);
+            self.choice().0 = Some((version, in_use));
         }
         entry
     }
@@ -220,19 +221,6 @@ impl CachedFile {
         let same = leased.is_some_and(|attr| FileVersion::of(&attr) == entry.key.version);
         if same && data.len() as u64 == expected_bytes {
             self.user.cache.store(entry, at, data).await;
-        }
-    }
-
-    /// The entry, for questions about its state and for orders.
-    pub(crate) fn chosen(&self) -> Option<Arc<CacheEntry>> {
-        self.choice().0.as_ref().and_then(|(_, entry)| entry.clone())
-    }
-}
-
-impl Drop for CachedFile {
-    fn drop(&mut self) {
-        if let Some(entry) = self.chosen() {
-            self.user.cache.save_later(entry);
         }
     }
 }

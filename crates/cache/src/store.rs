@@ -108,6 +108,11 @@ impl LocalCache {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    #[cfg(test)]
+    pub(crate) fn entries_in_use(&self) -> usize {
+        self.entries().values().filter(|entry| entry.strong_count() > 0).count()
+    }
+
     /// Whether the disk is left alone for now.
     pub(crate) fn is_paused(&self) -> bool {
         let mut paused = self.paused_until.lock().unwrap_or_else(PoisonError::into_inner);
@@ -161,7 +166,7 @@ impl LocalCache {
         }
     }
 
-    fn store_now(&self, entry: &CacheEntry, at: u64, data: &[u8]) {
+    pub(crate) fn store_now(&self, entry: &CacheEntry, at: u64, data: &[u8]) {
         let stored = entry.store(at, data).and_then(|new| {
             if entry.is_due() {
                 entry.save()?;
@@ -189,12 +194,36 @@ impl LocalCache {
     }
 
     /// Notes what was stored of an entry that somebody has stopped using.
-    pub(crate) fn save_later(self: &Arc<Self>, entry: Arc<CacheEntry>) {
+    fn save_later(self: &Arc<Self>, entry: Arc<CacheEntry>) {
         let cache = self.clone();
         self.pool.spawn_for(Share { client: 0, thing: None }, move || {
             if let Err(error) = entry.save() {
                 cache.failed(&error);
             }
         });
+    }
+}
+
+/// An entry that an open file reads. When the file lets go, what was stored is noted.
+pub(crate) struct EntryInUse {
+    cache: Arc<LocalCache>,
+    entry: Arc<CacheEntry>,
+}
+
+impl EntryInUse {
+    pub(crate) fn new(cache: &Arc<LocalCache>, entry: &Arc<CacheEntry>) -> EntryInUse {
+        entry.add_user();
+        EntryInUse { cache: cache.clone(), entry: entry.clone() }
+    }
+
+    pub(crate) fn entry(&self) -> &Arc<CacheEntry> {
+        &self.entry
+    }
+}
+
+impl Drop for EntryInUse {
+    fn drop(&mut self) {
+        self.entry.remove_user();
+        self.cache.save_later(self.entry.clone());
     }
 }

@@ -67,13 +67,7 @@ impl Site {
 
     /// Waits until all that was read has been stored.
     async fn stored(&self, bytes: u64) {
-        for _ in 0..1000 {
-            if self.count(|counts| &counts.stored_bytes) >= bytes {
-                return;
-            }
-            dray_rt::sleep(Duration::from_millis(5)).await;
-        }
-        panic!("{:?}", self.cache.counts);
+        soon(|| self.count(|counts| &counts.stored_bytes) >= bytes).await;
     }
 
     async fn state(&self, id: FileId) -> String {
@@ -85,6 +79,17 @@ impl Site {
         let (cx, order) = (Context::system(), order.as_bytes());
         self.fs.setxattr(&cx, id, STATE_XATTR, order, XattrSet::Any).await
     }
+}
+
+/// Waits for what threads do; not for ever.
+async fn soon(done: impl Fn() -> bool) {
+    for _ in 0..2000 {
+        if done() {
+            return;
+        }
+        dray_rt::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("it has not come within 10 s");
 }
 
 fn memory() -> MemoryFs {
@@ -137,9 +142,7 @@ fn what_was_read_is_there_for_the_next_process_and_never_after_a_change() {
         assert_eq!(read(&*file, 10, SIZE).await, expected[10..]);
         site.stored(4 * BLOCK_BYTES).await;
         drop(file);
-        while eviction::list(&dir.path().join("cache")).unwrap().is_empty() {
-            dray_rt::sleep(Duration::from_millis(5)).await;
-        }
+        soon(|| !eviction::list(&dir.path().join("cache")).unwrap().is_empty()).await;
         // Another process: the server is not asked for data.
         let next = Site::new(&dir.path().join("cache"), &below, 1 << 30);
         let file = next.open(id).await;
@@ -194,8 +197,9 @@ fn a_file_that_has_just_changed_is_not_kept() {
 fn what_was_used_least_lately_makes_room_and_what_is_pinned_stays() {
     let dir = tempfile::tempdir().unwrap();
     run(async {
+        // The cache is large enough: nothing is evicted before the test does so.
         let (below, size) = (memory(), 16 * BLOCK_BYTES as usize);
-        let site = Site::new(&dir.path().join("cache"), &below, 4 << 20);
+        let site = Site::new(&dir.path().join("cache"), &below, 8 << 20);
         let mut ids = Vec::new();
         for name in ["pinned", "old", "newer", "newest"] {
             let id = make(&below, name, &content(size)).await;
@@ -211,10 +215,7 @@ fn what_was_used_least_lately_makes_room_and_what_is_pinned_stays() {
             let known = ids.iter().map(|id| list.iter().any(|entry| entry.map.key.id == *id));
             known.collect::<Vec<_>>()
         };
-        while known() != [true; 4] {
-            dray_rt::sleep(Duration::from_millis(5)).await;
-        }
-        dray_rt::sleep(Duration::from_millis(50)).await; // whoever saved them has let go
+        soon(|| known() == [true; 4] && site.cache.entries_in_use() == 0).await;
         assert!(eviction::evict(&dir.path().join("cache"), 3 << 20).unwrap());
         assert_eq!(known(), [true, false, false, true]);
         site.order(ids[0], "unpin").await.unwrap();
@@ -222,6 +223,23 @@ fn what_was_used_least_lately_makes_room_and_what_is_pinned_stays() {
         site.order(ids[3], "drop").await.unwrap();
         assert_eq!(known(), [true, false, false, false]);
         assert!(site.order(ids[0], "eat").await.is_err());
+    });
+}
+
+/// The file was closed, and its map written, before a thread had stored what was read.
+#[test]
+fn what_is_stored_after_the_last_close_is_noted() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let site = Site::new(dir.path().join("cache").as_path(), &memory(), 1 << 30);
+        let version = crate::FileVersion::of(&Attr { size: BLOCK_BYTES, ..Attr::default() });
+        let id = FileId { ino: 1, generation: 1 };
+        let key = crate::EntryKey { fs: dray_core::FsUuid(1), id, version };
+        let entry = site.cache.entry(key).await.unwrap();
+        drop(crate::store::EntryInUse::new(&site.cache, &entry));
+        entry.save().unwrap();
+        site.cache.store_now(&entry, 0, &content(BLOCK_BYTES as usize));
+        assert_eq!(eviction::list(&dir.path().join("cache")).unwrap().len(), 1);
     });
 }
 
