@@ -38,5 +38,5 @@ pub use time::{
 
 /// Channels and semaphores that work on any executor.
 pub mod sync {
-    pub use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
+    pub use tokio::sync::{Notify, OnceCell, Semaphore, mpsc, oneshot, watch};
 }

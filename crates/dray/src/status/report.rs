@@ -378,6 +378,9 @@ fn remembered_leases(sessions: &[SessionStatus]) -> Option<Value> {
         json!({
             "names": sum(|one| one.names),
             "attributes": sum(|one| one.attributes),
+            "listings": sum(|one| one.listings),
+            "listing_bytes": sum(|one| one.listing_bytes),
+            "detail_bytes": sum(|one| one.detail_bytes),
             "hits": sum(|one| one.hits),
             "recalled": sum(|one| one.recalled),
         })

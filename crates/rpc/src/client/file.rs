@@ -289,7 +289,10 @@ impl OpenFile for RemoteFile {
         let max_bytes = max_bytes.min(u32::MAX as usize) as u32;
         Box::pin(async move {
             let leases = &self.session.link.leases;
-            let asked = leases.asking();
+            if let Some(page) = leases.listing(self.id, (cookie, max_bytes as usize), plus) {
+                return Ok(page);
+            }
+            let (held, asked) = (leases.held(self.id), leases.asking());
             // A page is larger than a head may be: it comes as data.
             let call = Call::Readdir { handle: self.handle, cookie, max_bytes, plus };
             let ask = OutgoingCall {
@@ -299,11 +302,12 @@ impl OpenFile for RemoteFile {
             };
             let answer: CallAnswer<()> =
                 self.call(ask).await.map_err(crate::client::channel::error_of)?;
-            leases.was_read(self.id);
             let bytes = answer.data.unwrap_or_else(|| BufMut::heap(0));
             let mut page = Input::whole(bytes.filled())
                 .map_err(|_| Error::new(Errno::EPROTO).because("malformed directory page"))?;
             leases.listed(asked, (cx, self.id), &mut page);
+            leases.listed_page(held, (cookie, plus), &page);
+            leases.was_read(self.id);
             Ok(page)
         })
     }

@@ -8,9 +8,11 @@ use dray_core::{
     SetAttr, Statfs, Timestamp, Uid, XattrSet, must_fit_one_call, open_named, put_in_steps,
 };
 
-use crate::client::channel::{OutgoingCall, ReplyInfo, error_of};
+use crate::client::channel::{CallAnswer, OutgoingCall, ReplyInfo, error_of};
 use crate::client::durability::{ExpectedName, FileChange, NameChange, changes_of};
 use crate::client::file::RemoteFile;
+use crate::client::leased_directory::LeasedDirectory;
+use crate::client::leases::OwnChange;
 use crate::client::link::{Link, SessionState};
 use crate::client::open_ahead::{Guess, Surplus};
 use crate::client::session::ClientSession;
@@ -112,10 +114,19 @@ impl RemoteFs {
         cx: &Context,
         call: Call<'_>,
     ) -> Result<(T, ReplyInfo)> {
+        self.make_named(cx, call).await.map(|(value, made, _)| (value, made))
+    }
+
+    /// The same, with what is to be kept until the answer is remembered that leases a new name.
+    async fn make_named<T: for<'b> Wire<'b>>(
+        &self,
+        cx: &Context,
+        call: Call<'_>,
+    ) -> Result<(T, ReplyInfo, Option<Box<OwnChange>>)> {
         let slot = self.session.take_slot(cx, SlotPurpose::Names).await?;
-        let outcome = self.send(cx, &call, Some(&slot), None).await;
+        let outcome = self.answer(cx, &call, Some(&slot), None).await;
         cx.keep(slot);
-        outcome
+        outcome.map(|answer| (answer.value, answer.made, answer.change))
     }
 
     async fn send<T: for<'b> Wire<'b>>(
@@ -125,13 +136,23 @@ impl RemoteFs {
         slot: Option<&ReplaySlot>,
         data: Option<Buf>,
     ) -> Result<(T, ReplyInfo)> {
+        let answer = self.answer(cx, call, slot, data).await?;
+        Ok((answer.value, answer.made))
+    }
+
+    async fn answer<T: for<'b> Wire<'b>>(
+        &self,
+        cx: &Context,
+        call: &Call<'_>,
+        slot: Option<&ReplaySlot>,
+        data: Option<Buf>,
+    ) -> Result<CallAnswer<T>> {
         self.session.link.must_have(call.op())?;
         let request = self.session.link.request_of(cx);
         let ask = OutgoingCall { request, data, ..OutgoingCall::of(cx, call) }.in_slot(slot);
         let channel = self.session.channel()?;
         let outcome = channel.call(ask, |bytes| Input::whole(bytes)).await;
-        let answer = outcome.map_err(|failure| error_of(failure).during(call.op()))?;
-        Ok((answer.value, answer.made))
+        outcome.map_err(|failure| error_of(failure).during(call.op()))
     }
 
     /// An open file, with what its opening answered.
@@ -153,7 +174,6 @@ impl RemoteFs {
         (handle, how): (u64, OpenHow),
         made: ReplyInfo,
     ) -> Result<(Entry, Arc<dyn OpenFile>)> {
-        let entry = self.without_lease(entry);
         let at_open = how.with_attr.then_some(AtOpen {
             attr: entry.attr,
             no_capability,
@@ -255,7 +275,7 @@ impl RemoteFs {
     }
 
     /// Opens a file that is to be called so, or just that file.
-    async fn open_at(
+    pub(super) async fn open_at(
         &self,
         cx: &Context,
         place: Option<(FileId, &Name)>,
@@ -381,7 +401,13 @@ impl FileSystem for RemoteFs {
 
     fn parent<'a>(&'a self, cx: &'a Context, dir: FileId) -> Fut<'a, Result<Entry>> {
         Box::pin(async move {
-            let entry = self.ask(cx, Call::Parent { dir }).await?;
+            let leases = &self.session.link.leases;
+            if let Some(parent) = leases.parent(dir) {
+                return Ok(parent);
+            }
+            let held = leases.held(dir);
+            let entry: Entry = self.ask(cx, Call::Parent { dir }).await?;
+            leases.got_parent(held, entry.id);
             Ok(self.without_lease(entry))
         })
     }
@@ -414,7 +440,16 @@ impl FileSystem for RemoteFs {
     }
 
     fn readlink<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>> {
-        Box::pin(self.ask(cx, Call::Readlink { id }))
+        Box::pin(async move {
+            let leases = &self.session.link.leases;
+            if let Some(target) = leases.target(id) {
+                return Ok(target);
+            }
+            let held = leases.held(id);
+            let target: Vec<u8> = self.ask(cx, Call::Readlink { id }).await?;
+            leases.got_target(held, &target);
+            Ok(target)
+        })
     }
 
     fn make<'a>(
@@ -429,12 +464,11 @@ impl FileSystem for RemoteFs {
             Make::Node { mode, rdev } => (1, mode, rdev, &[][..]),
             Make::Symlink { target } => (2, 0, 0, target),
         };
-        let name = name.as_bytes();
         Box::pin(async move {
-            let call = Call::Make { dir, name, kind, mode, rdev, target };
-            let (entry, made): (Entry, _) = self.change(cx, call).await?;
-            self.name_changed((dir, name), made, ExpectedName::File(entry.id));
-            Ok(self.without_lease(entry))
+            let call = Call::Make { dir, name: name.as_bytes(), kind, mode, rdev, target };
+            let (entry, made, change): (Entry, _, _) = self.make_named(cx, call).await?;
+            self.name_changed((dir, name.as_bytes()), made, ExpectedName::File(entry.id));
+            Ok(self.session.link.leases.named(change, (cx, dir, name), entry))
         })
     }
 
@@ -488,10 +522,10 @@ impl FileSystem for RemoteFs {
         name: &'a Name,
     ) -> Fut<'a, Result<Entry>> {
         Box::pin(async move {
-            let name = name.as_bytes();
-            let (entry, made): (Entry, _) = self.change(cx, Call::Link { id, dir, name }).await?;
-            self.name_changed((dir, name), made, ExpectedName::File(entry.id));
-            Ok(self.without_lease(entry))
+            let call = Call::Link { id, dir, name: name.as_bytes() };
+            let (entry, made, change): (Entry, _, _) = self.make_named(cx, call).await?;
+            self.name_changed((dir, name.as_bytes()), made, ExpectedName::File(entry.id));
+            Ok(self.session.link.leases.named(change, (cx, dir, name), entry))
         })
     }
 
@@ -501,7 +535,13 @@ impl FileSystem for RemoteFs {
         id: FileId,
         how: OpenHow,
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
-        Box::pin(self.open_at(cx, None, id, how))
+        Box::pin(async move {
+            if how.directory() && self.session.link.leases.has_listing(id) {
+                self.close_surplus(self.session.link.open_ahead.passed_over(cx));
+                return Ok(LeasedDirectory::open(self.clone(), cx, (id, how)));
+            }
+            self.open_at(cx, None, id, how).await
+        })
     }
 
     fn learn<'a>(
@@ -545,9 +585,11 @@ impl FileSystem for RemoteFs {
         Box::pin(async move {
             let handle = self.session.link.handle_of(cx);
             let call = Call::Create { dir, name: name.as_bytes(), how, handle };
-            let (answer, made): ((Entry, bool), _) = self.change(cx, call).await?;
-            self.name_changed((dir, name.as_bytes()), made, ExpectedName::File(answer.0.id));
-            self.made(cx, answer, (handle, how.open), made).await
+            let ((entry, no_capability), made, change): ((Entry, bool), _, _) =
+                self.make_named(cx, call).await?;
+            self.name_changed((dir, name.as_bytes()), made, ExpectedName::File(entry.id));
+            let entry = self.session.link.leases.named(change, (cx, dir, name), entry);
+            self.made(cx, (entry, no_capability), (handle, how.open), made).await
         })
     }
 
@@ -560,7 +602,8 @@ impl FileSystem for RemoteFs {
         Box::pin(async move {
             let handle = self.session.link.handle_of(cx);
             let call = Call::Tmpfile { dir, how, handle };
-            let (answer, made) = self.change(cx, call).await?;
+            let ((entry, no_capability), made): ((Entry, bool), _) = self.change(cx, call).await?;
+            let answer = (self.without_lease(entry), no_capability);
             self.made(cx, answer, (handle, how.open), made).await
         })
     }
@@ -603,7 +646,16 @@ impl FileSystem for RemoteFs {
         id: FileId,
         name: &'a [u8],
     ) -> Fut<'a, Result<Vec<u8>>> {
-        Box::pin(self.ask(cx, Call::Getxattr { id, name }))
+        Box::pin(async move {
+            let leases = &self.session.link.leases;
+            if let Some(known) = leases.xattr(id, name) {
+                return known;
+            }
+            let held = leases.held(id);
+            let got = self.ask(cx, Call::Getxattr { id, name }).await;
+            leases.got_xattr(held, name, &got);
+            got
+        })
     }
 
     fn setxattr<'a>(
@@ -622,7 +674,16 @@ impl FileSystem for RemoteFs {
     }
 
     fn listxattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>> {
-        Box::pin(self.ask(cx, Call::Listxattr { id }))
+        Box::pin(async move {
+            let leases = &self.session.link.leases;
+            if let Some(list) = leases.xattr_list(cx, id) {
+                return Ok(list);
+            }
+            let held = leases.held(id);
+            let list: Vec<u8> = self.ask(cx, Call::Listxattr { id }).await?;
+            leases.listed_xattrs(held, cx, &list);
+            Ok(list)
+        })
     }
 
     fn removexattr<'a>(

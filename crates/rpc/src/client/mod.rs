@@ -14,6 +14,7 @@ mod failed_sync;
 mod file;
 mod fs;
 mod holdings;
+mod leased_directory;
 mod leases;
 mod link;
 mod locking;

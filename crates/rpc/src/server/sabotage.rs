@@ -70,6 +70,8 @@ pub enum Sabotage {
     AnsweredData,
     /// Leases are not asked back before a change.
     LeaseRecalls,
+    /// A change of a name does not ask the attributes of its directory back, which cover the listing.
+    LeaseListings,
     /// What is changed is leased meanwhile.
     LeaseMarks,
     /// A change goes on when a client has not answered in time, and the client keeps its leases.

@@ -15,6 +15,7 @@ mod given_up;
 mod giving_up;
 mod hostile;
 mod leased_answers;
+mod leased_listings;
 mod leases;
 mod lost_sessions;
 mod noting;

@@ -13,9 +13,12 @@ use super::waiting::{CallGuard, TagWait};
 use super::{ChangeNotes, Channel, ConnectionEpoch, Phase, State};
 use crate::client::durability::{ChangeStamp, Confirmation};
 use crate::client::file::RemoteFile;
+use crate::client::leases::OwnChange;
 use crate::client::link::SessionState;
 use crate::client::slots::ReplaySlot;
-use crate::wire::{Call, CallHead, Changes, Malformed, ReplyHead, SessionChange, Stamp, Ticket};
+use crate::wire::{
+    Call, CallHead, Changes, Malformed, NameLease, OpRow, ReplyHead, SessionChange, Stamp, Ticket,
+};
 
 /// Everything about one call but its result's type.
 pub(crate) struct OutgoingCall<'a> {
@@ -50,6 +53,8 @@ pub(crate) struct CallTraits {
     pub(super) takes_rights: bool,
     pub(super) changes: bool,
     pub(super) sets: bool,
+    /// The answer leases the name that the call makes.
+    pub(super) leases_name: bool,
 }
 
 impl<'a> OutgoingCall<'a> {
@@ -63,6 +68,7 @@ impl<'a> OutgoingCall<'a> {
             takes_rights: row.takes_rights.is_some(),
             changes: row.changes != Changes::Nothing,
             sets: row.sets,
+            leases_name: OpRow::of(call.op()).leases_name == NameLease::Found,
         };
         let (request, flags) = (0, 0);
         OutgoingCall {
@@ -111,6 +117,16 @@ pub(crate) struct CallAnswer<T> {
     pub(crate) value: T,
     pub(crate) data: Option<BufMut>,
     pub(crate) made: ReplyInfo,
+    /// The call as a change of what is leased, if its answer may be remembered. The change lasts until
+    /// this is dropped.
+    pub(crate) change: Option<Box<OwnChange>>,
+}
+
+/// The body of an answer is decoded; this is the rest.
+struct AnswerRest {
+    made: ReplyInfo,
+    data: Option<BufMut>,
+    change: Option<Box<OwnChange>>,
 }
 
 /// The facts that the head of an answer gives beside its value.
@@ -172,11 +188,11 @@ impl Channel {
     ) -> std::result::Result<CallAnswer<T>, (CallFailure, Option<BufMut>)> {
         let waited = self.wait(ask).await?;
         let mut value = None;
-        let (made, data) = self.finish(waited, &mut |body| {
+        let AnswerRest { made, data, change } = self.finish(waited, &mut |body| {
             value = Some(decode(body)?);
             Ok(())
         })?;
-        Ok(CallAnswer { value: value.expect("decoded, or it failed"), data, made })
+        Ok(CallAnswer { value: value.expect("decoded, or it failed"), data, made, change })
     }
 
     /// Sends a call and waits for what comes of it. All of a call that its result's type has no
@@ -274,9 +290,11 @@ impl Channel {
         let files = [ask.file, ask.to.map(|to| to.id)];
         let change = ask.traits.changes.then(|| leases.own_change(ask.call, files)).flatten();
         let sent = leases.sent();
+        let ask_leases_name = ask.traits.leases_name;
         state.ask(tag, ask, session);
         let pending = &mut state.calls[tag as usize];
         (pending.changing, pending.change, pending.sent) = (changing, change, sent);
+        pending.leases_name = ask_leases_name;
     }
 
     /// The outcome of the call. The body of its answer is given to `decode`.
@@ -284,7 +302,7 @@ impl Channel {
         &self,
         waited: WaitOutcome,
         decode: DecodeBody<'_>,
-    ) -> std::result::Result<(ReplyInfo, Option<BufMut>), (CallFailure, Option<BufMut>)> {
+    ) -> std::result::Result<AnswerRest, (CallFailure, Option<BufMut>)> {
         let outcome = self.take_answer(waited.tag, waited.late.is_some(), decode);
         if let Some((mark, limit)) = waited.late {
             self.end_if_silent(mark, limit);
@@ -298,7 +316,7 @@ impl Channel {
         tag: u32,
         late: bool,
         decode: DecodeBody<'_>,
-    ) -> std::result::Result<(ReplyInfo, Option<BufMut>), (CallFailure, Option<BufMut>)> {
+    ) -> std::result::Result<AnswerRest, (CallFailure, Option<BufMut>)> {
         let mut state = self.lock();
         let Some(pending) = state.calls.get_mut(tag as usize) else {
             return Err((CallFailure::Error(Error::unknown(Errno::EIO)), None));
@@ -326,6 +344,8 @@ impl Channel {
                 return Err((CallFailure::Error(Error::unknown(errno)), into));
             }
         };
+        let is_answered = pending.phase == Phase::Answered;
+        let change = pending.change.take_if(|_| is_answered).map(Box::new);
         state.let_go(tag);
         let unwanted = state.opened_in_vain(tag);
         state.release(tag);
@@ -336,7 +356,7 @@ impl Channel {
             channel.close_unwanted(unwanted);
         }
         match outcome {
-            Ok(made) => Ok((made, into)),
+            Ok(made) => Ok(AnswerRest { made, data: into, change }),
             Err(failure) => Err((failure, into)),
         }
     }

@@ -47,6 +47,8 @@ pub(super) struct PendingCall {
     pub(super) changing: Option<RightsChange>,
     /// What the call changes of what may be leased, until it is answered.
     pub(super) change: Option<OwnChange>,
+    /// That lasts until its caller has taken the answer, which leases what was made.
+    pub(super) leases_name: bool,
     /// When it was first sent, if the session has leases.
     pub(super) sent: Option<Instant>,
     /// The session that it was sent in; 0: it has not been sent.
@@ -226,14 +228,14 @@ impl State {
 
     pub(super) fn release(&mut self, tag: u32) {
         let pending = &mut self.calls[tag as usize];
-        pending.phase = Phase::Free;
+        let is_answered = std::mem::take(&mut pending.phase) == Phase::Answered;
         pending.data = None;
         pending.into = None;
         pending.receiver = None;
         pending.waker = None;
         pending.changing = None;
         // It was sent, and no answer has come.
-        let change = pending.change.take().filter(|_| pending.session != 0);
+        let change = pending.change.take().filter(|_| pending.session != 0 && !is_answered);
         if let Some((change, home)) = change.zip(self.home.as_ref()) {
             home.spawn(change.lingers());
         }

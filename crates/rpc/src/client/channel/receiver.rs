@@ -69,7 +69,10 @@ impl Sink for ReplyReceiver {
         if let Some(sent) = pending.sent.take() {
             self.0.notes.leases.answered(sent);
         }
-        drop(pending.change.take());
+        // What the answer leases is taken in before the change is over.
+        if !pending.leases_name || pending.phase != Phase::Asked {
+            drop(pending.change.take());
+        }
         match pending.phase {
             Phase::Asked => {
                 pending.results.clear();

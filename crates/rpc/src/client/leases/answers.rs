@@ -10,10 +10,16 @@ use dray_core::IdMap;
 use super::keys::AnswerKey;
 
 /// Answers of one kind that a session remembers (ADR 0049). With a name of 20 bytes one takes about
-/// 250 bytes, its attributes included.
+/// 280 bytes, its attributes included.
 pub(super) const ANSWERS_MAX: usize = 65_536;
+/// Parts of a memory whose answers are asked for all the time.
 const SHARDS: usize = 16;
-const SHARD_MAX: usize = ANSWERS_MAX / SHARDS;
+
+/// The memory that an answer takes beside the place of each one.
+pub(super) trait Weighed {
+    /// Bytes. It is asked often: it must be cheap.
+    fn bytes(&self) -> usize;
+}
 
 /// Answers of one kind, by their keys.
 pub(super) struct Answers<T>(Box<[Mutex<Shard<T>>]>);
@@ -23,6 +29,9 @@ struct Shard<T> {
     entries: Vec<Entry<T>>,
     free: Vec<u32>,
     hand: usize,
+    count_max: usize,
+    bytes_max: usize,
+    bytes: usize,
 }
 
 struct Entry<T> {
@@ -32,21 +41,32 @@ struct Entry<T> {
     answer: Option<T>,
 }
 
-impl<T> Default for Answers<T> {
-    fn default() -> Answers<T> {
-        Answers((0..SHARDS).map(|_| Mutex::default()).collect())
+impl<T: Weighed> Answers<T> {
+    /// For small answers, which together weigh at most `bytes_max`.
+    pub(super) fn small(bytes_max: usize) -> Answers<T> {
+        Answers::in_shards(SHARDS, bytes_max)
     }
-}
 
-impl<T> Default for Shard<T> {
-    fn default() -> Shard<T> {
-        Shard { places: IdMap::default(), entries: Vec::new(), free: Vec::new(), hand: 0 }
+    /// For large answers, one of which may weigh as much as all of them may.
+    pub(super) fn large(bytes_max: usize) -> Answers<T> {
+        Answers::in_shards(1, bytes_max)
     }
-}
 
-impl<T> Answers<T> {
+    fn in_shards(shards: usize, bytes_max: usize) -> Answers<T> {
+        let shard = || Shard {
+            places: IdMap::default(),
+            entries: Vec::new(),
+            free: Vec::new(),
+            hand: 0,
+            count_max: ANSWERS_MAX / shards,
+            bytes_max: bytes_max / shards,
+            bytes: 0,
+        };
+        Answers((0..shards).map(|_| Mutex::new(shard())).collect())
+    }
+
     fn shard(&self, AnswerKey(key): AnswerKey) -> MutexGuard<'_, Shard<T>> {
-        let shard = &self.0[(key >> 32) as usize % SHARDS];
+        let shard = &self.0[(key >> 32) as usize % self.0.len()];
         shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -60,15 +80,40 @@ impl<T> Answers<T> {
         Some(found)
     }
 
-    /// Remembers an answer if `holds` says so under the lock. Whatever has the same key leaves.
-    /// Answers whether it was remembered.
-    pub(super) fn remember(&self, key: AnswerKey, answer: T, holds: impl FnOnce() -> bool) -> bool {
+    /// Remembers what `make` makes under the lock, of the answer with this key that is there. That
+    /// one leaves. None: it stays as it is. Answers whether there is a new one.
+    pub(super) fn remember(
+        &self,
+        key: AnswerKey,
+        make: impl FnOnce(Option<&mut T>) -> Option<T>,
+    ) -> bool {
         let mut shard = self.shard(key);
-        let holds = holds();
-        if holds {
+        let mut there = shard.answer_mut(key.0);
+        let before = there.as_ref().map_or(0, |answer| answer.bytes());
+        let made = make(there.as_deref_mut());
+        let after = there.map_or(0, |answer| answer.bytes());
+        shard.bytes = shard.bytes - before + after;
+        let is_made = made.is_some();
+        if let Some(answer) = made {
             shard.put(key.0, answer);
         }
-        holds
+        is_made
+    }
+
+    /// Changes an answer, if there is one.
+    pub(super) fn update<R>(
+        &self,
+        key: AnswerKey,
+        change: impl FnOnce(&mut T) -> Option<R>,
+    ) -> Option<R> {
+        let mut shard = self.shard(key);
+        let answer = shard.answer_mut(key.0)?;
+        let before = answer.bytes();
+        let changed = change(answer);
+        let after = answer.bytes();
+        shard.bytes = shard.bytes - before + after;
+        shard.shrink();
+        changed
     }
 
     pub(super) fn forget(&self, key: AnswerKey) {
@@ -77,8 +122,16 @@ impl<T> Answers<T> {
 
     pub(super) fn forget_all(&self) {
         for shard in &self.0 {
-            *shard.lock().unwrap_or_else(PoisonError::into_inner) = Shard::default();
+            shard.lock().unwrap_or_else(PoisonError::into_inner).clear();
         }
+    }
+
+    /// Bytes that they take beside their places.
+    pub(super) fn bytes(&self) -> u64 {
+        let bytes = |shard: &Mutex<Shard<T>>| {
+            shard.lock().unwrap_or_else(PoisonError::into_inner).bytes as u64
+        };
+        self.0.iter().map(bytes).sum()
     }
 
     /// How many are remembered.
@@ -90,41 +143,65 @@ impl<T> Answers<T> {
     }
 }
 
-impl<T> Shard<T> {
-    fn put(&mut self, key: u64, answer: T) {
-        let entry = Entry { key, used: false, answer: Some(answer) };
-        if let Some(place) = self.places.get(&key) {
-            self.entries[*place as usize] = entry;
-            return;
-        }
-        let place = match self.free.pop() {
-            Some(place) => place,
-            None if self.entries.len() < SHARD_MAX => {
-                self.entries.push(Entry { key, used: false, answer: None });
-                self.entries.len() as u32 - 1
-            }
-            None => self.make_room(),
-        };
-        self.places.insert(key, place);
-        self.entries[place as usize] = entry;
+impl<T: Weighed> Shard<T> {
+    fn clear(&mut self) {
+        (self.places, self.entries, self.free) = Default::default();
+        (self.hand, self.bytes) = (0, 0);
     }
 
-    /// The place of one that has to leave. None is free.
-    fn make_room(&mut self) -> u32 {
+    fn answer_mut(&mut self, key: u64) -> Option<&mut T> {
+        let entry = &mut self.entries[*self.places.get(&key)? as usize];
+        entry.used = true;
+        entry.answer.as_mut()
+    }
+
+    fn put(&mut self, key: u64, answer: T) {
+        self.bytes += answer.bytes();
+        if let Some(place) = self.places.get(&key) {
+            let before = self.entries[*place as usize].answer.replace(answer);
+            self.bytes -= before.map_or(0, |before| before.bytes());
+        } else {
+            let place = self.free_place();
+            self.places.insert(key, place);
+            self.entries[place as usize] = Entry { key, used: false, answer: Some(answer) };
+        }
+        self.shrink();
+    }
+
+    fn free_place(&mut self) -> u32 {
+        if self.places.len() >= self.count_max {
+            self.drop_one();
+        }
+        self.free.pop().unwrap_or_else(|| {
+            self.entries.push(Entry { key: 0, used: false, answer: None });
+            self.entries.len() as u32 - 1
+        })
+    }
+
+    /// Drops what was not used for a while, until the rest weighs no more than it may.
+    fn shrink(&mut self) {
+        while self.bytes > self.bytes_max && !self.places.is_empty() {
+            self.drop_one();
+        }
+    }
+
+    /// Drops an answer. There is one.
+    fn drop_one(&mut self) {
         loop {
-            let place = self.hand;
-            self.hand = (place + 1) % self.entries.len();
-            let entry = &mut self.entries[place];
-            if !std::mem::take(&mut entry.used) {
-                self.places.remove(&entry.key);
-                return place as u32;
+            let count = self.entries.len();
+            let entry = &mut self.entries[self.hand];
+            self.hand = (self.hand + 1) % count;
+            let (key, was_used) = (entry.key, std::mem::take(&mut entry.used));
+            if entry.answer.is_some() && !was_used {
+                return self.remove(key);
             }
         }
     }
 
     fn remove(&mut self, key: u64) {
         if let Some(place) = self.places.remove(&key) {
-            self.entries[place as usize].answer = None;
+            let gone = self.entries[place as usize].answer.take();
+            self.bytes -= gone.map_or(0, |gone| gone.bytes());
             self.free.push(place);
         }
     }
@@ -136,6 +213,16 @@ mod tests {
 
     use super::*;
 
+    impl Weighed for u64 {
+        fn bytes(&self) -> usize {
+            *self as usize % 1000
+        }
+    }
+
+    fn remember(answers: &Answers<u64>, ino: u64, answer: u64) -> bool {
+        answers.remember(key(ino), |_| Some(answer))
+    }
+
     fn key(ino: u64) -> AnswerKey {
         AnswerKey::of_attributes(FileId { ino, generation: 0 })
     }
@@ -146,26 +233,41 @@ mod tests {
 
     #[test]
     fn answers_are_remembered_and_forgotten() {
-        let answers = Answers::default();
-        assert!(answers.remember(key(1), 10, || true) && answers.remember(key(1), 11, || true));
-        assert!(!answers.remember(key(2), 20, || false));
+        let answers = Answers::small(1 << 20);
+        assert!(remember(&answers, 1, 10) && remember(&answers, 1, 11));
+        assert!(!answers.remember(key(2), |_| None));
         assert_eq!([1, 2].map(|ino| found(&answers, ino)), [Some(11), None]);
         answers.forget(key(1));
         assert_eq!((found(&answers, 1), answers.count()), (None, 0));
-        answers.remember(key(3), 30, || true);
+        remember(&answers, 3, 30);
+        answers.update(key(3), |answer| Some(*answer += 1));
+        assert_eq!((found(&answers, 3), answers.bytes()), (Some(31), 31));
         answers.forget_all();
-        assert_eq!((found(&answers, 3), answers.count()), (None, 0));
+        assert_eq!((found(&answers, 3), answers.count(), answers.bytes()), (None, 0, 0));
     }
 
     #[test]
     fn a_full_memory_keeps_what_is_used() {
-        let answers = Answers::default();
+        let answers = Answers::small(1 << 30);
         for ino in 0..2 * ANSWERS_MAX as u64 {
-            assert!(answers.remember(key(ino), ino, || true));
+            assert!(remember(&answers, ino, ino));
             assert_eq!(found(&answers, 0), Some(0), "it is used all the time");
         }
         assert!(answers.count() <= ANSWERS_MAX as u64);
         assert!(answers.count() > ANSWERS_MAX as u64 / 10 * 9);
         assert_eq!(found(&answers, 1), None);
+    }
+
+    #[test]
+    fn answers_weigh_no_more_than_they_may() {
+        let answers = Answers::large(10_000);
+        for ino in 0..1000 {
+            remember(&answers, ino, 999);
+            assert!(answers.bytes() <= 10_000 && found(&answers, 0) == Some(999));
+        }
+        assert_eq!((answers.count(), answers.bytes()), (10, 9990));
+        let heavy = |answer: &mut u64| Some(*answer = 0);
+        answers.update(key(0), heavy);
+        assert_eq!(answers.bytes(), 8991);
     }
 }

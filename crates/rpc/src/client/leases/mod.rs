@@ -4,10 +4,15 @@
 //! An answer is believed while it is here and the session is in contact ([`contact`]). Recalls and
 //! the session's own changes take it out ([`own_change`]). An answer on its way is taken in only if
 //! nothing of that kind has come since it was asked for ([`recent`]).
+//!
+//! The lease on a file's attributes covers more than the server says with it: see [`details`] and
+//! [`listings`].
 
 mod answers;
 mod contact;
+mod details;
 mod keys;
+mod listings;
 mod own_change;
 mod recall;
 mod recent;
@@ -20,13 +25,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dray_core::{
-    Attr, Context, DirPage, Entry, Errno, Error, FileId, Identity, Name, Op, Result, Ttl,
+    Attr, Context, DirPage, Entry, Errno, Error, FileId, Identity, NAME_MAX_BYTES, Name, Op,
+    Result, Ttl,
 };
 use dray_rt::{Instant, now_with_sleeps};
 
-use self::answers::Answers;
+use self::answers::{Answers, Weighed};
 use self::contact::Contact;
+use self::details::{DETAILS_MAX_BYTES, FileDetails};
 use self::keys::AnswerKey;
+use self::listings::{LISTINGS_MAX_BYTES, LeasedListing};
 pub(crate) use self::own_change::OwnChange;
 use self::own_change::Touched;
 use self::recall::RecallListener;
@@ -34,6 +42,9 @@ pub(crate) use self::recent::ChangeMoment;
 use self::recent::RecentChanges;
 pub use self::status::LeaseMemoryStatus;
 use crate::wire::Call;
+
+/// Memory for the text of names, in bytes: as much as there may be.
+const NAMES_MAX_BYTES: usize = answers::ANSWERS_MAX * NAME_MAX_BYTES;
 
 /// Whether a session wants leases, and who checks the permissions of callers then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,6 +71,7 @@ struct Leased {
     changes: RecentChanges,
     names: Answers<LeasedName>,
     attributes: Answers<LeasedAttributes>,
+    listings: Answers<LeasedListing>,
     listener: RecallListener,
     hits: AtomicU64,
 }
@@ -79,6 +91,11 @@ struct LeasedAttributes {
     id: FileId,
     attr: Attr,
     asked: ChangeMoment,
+    /// When the first answer was asked for under this lease, which has held since.
+    held: ChangeMoment,
+    /// The file was read here, and the time of its last access is to be asked for.
+    was_read: bool,
+    details: FileDetails,
 }
 
 /// What is remembered of a name.
@@ -96,8 +113,9 @@ impl LeasedAnswers {
             callers_are_checked,
             contact: Contact::default(),
             changes: RecentChanges::default(),
-            names: Answers::default(),
-            attributes: Answers::default(),
+            names: Answers::small(NAMES_MAX_BYTES),
+            attributes: Answers::small(DETAILS_MAX_BYTES),
+            listings: Answers::large(LISTINGS_MAX_BYTES),
             listener: RecallListener::new(inherited),
             hits: AtomicU64::new(0),
         })))
@@ -106,6 +124,11 @@ impl LeasedAnswers {
     /// That of a session whose server leases something.
     fn active(&self) -> Option<&Arc<Leased>> {
         self.0.as_ref().filter(|leased| leased.contact.has_term())
+    }
+
+    /// The same if the kernel checks what each caller may do.
+    fn checked(&self) -> Option<&Arc<Leased>> {
+        self.active().filter(|leased| leased.callers_are_checked)
     }
 
     /// Whether the server leases anything.
@@ -146,7 +169,11 @@ impl LeasedAnswers {
     pub(crate) fn lookup(&self, cx: &Context, dir: FileId, name: &Name) -> Option<Result<Entry>> {
         let leased = self.active()?;
         let rest = leased.rest()?;
-        let found = leased.name(dir, name, |known| known.answers(cx))?;
+        let found = leased.name(dir, name, |known| known.answers(cx));
+        let (found, believed) = match found {
+            Some(found) => (found, rest),
+            None => (None, leased.absence_by_listing(dir, name, rest)?),
+        };
         let outcome = match found {
             Some(id) => {
                 let mut attr = leased.attributes_of(id)?;
@@ -154,7 +181,7 @@ impl LeasedAnswers {
                 attr.validity.attributes = Some(rest);
                 Ok(Entry { id, attr })
             }
-            None => Err(Error::new(Errno::ENOENT).absent_for(Some(rest)).during(Op::Lookup)),
+            None => Err(Error::new(Errno::ENOENT).absent_for(Some(believed)).during(Op::Lookup)),
         };
         leased.hits.fetch_add(1, Ordering::Relaxed);
         Some(outcome)
@@ -252,11 +279,11 @@ impl LeasedAnswers {
         let key = AnswerKey::of_attributes(id);
         let is_late = |known: &LeasedAttributes| {
             let Attr { atime, mtime, ctime, .. } = known.attr;
-            (atime <= mtime || atime <= ctime).then_some(())
+            (!known.was_read && (atime <= mtime || atime <= ctime)).then_some(())
         };
         if leased.attributes.find(key, is_late).is_some() {
             leased.changes.note(leased.changes.row(key));
-            leased.attributes.forget(key);
+            leased.attributes.update(key, |known| Some(known.was_read |= known.id == id));
         }
     }
 }
@@ -287,11 +314,20 @@ impl Leased {
         })
     }
 
-    fn attributes_of(&self, id: FileId) -> Option<Attr> {
+    /// What `read` makes of what is remembered under the lease on a file's attributes.
+    fn attributes_with<R>(
+        &self,
+        id: FileId,
+        read: impl FnOnce(&LeasedAttributes) -> Option<R>,
+    ) -> Option<R> {
         self.attributes.find(AnswerKey::of_attributes(id), |known| {
             let stands = known.id == id && self.changes.attributes_stand(known.asked);
-            stands.then_some(known.attr)
+            if stands { read(known) } else { None }
         })
+    }
+
+    fn attributes_of(&self, id: FileId) -> Option<Attr> {
+        self.attributes_with(id, |known| (!known.was_read).then_some(known.attr))
     }
 
     /// What is under a name, whoever asked for it.
@@ -302,6 +338,7 @@ impl Leased {
         match self.name(dir, name, |known| Some(known.found)) {
             Some(Some(id)) => KnownName::File(id),
             Some(None) => KnownName::Absent,
+            None if self.absence_by_listing(dir, name, Ttl::ZERO).is_some() => KnownName::Absent,
             None => KnownName::Unknown,
         }
     }
@@ -313,15 +350,44 @@ impl Leased {
         found: Option<FileId>,
     ) -> bool {
         let key = AnswerKey::of_name(dir, name.as_bytes());
+        let answer = self.leased_name((cx, dir, name), found, asked);
+        let holds = || self.changes.name_holds(key, (dir, name), asked);
+        self.names.remember(key, |_| holds().then_some(answer))
+    }
+
+    fn leased_name(
+        &self,
+        (cx, dir, name): (&Context, FileId, &Name),
+        found: Option<FileId>,
+        asked: ChangeMoment,
+    ) -> LeasedName {
         let asker = (!self.callers_are_checked).then(|| cx.who.clone());
-        let answer = LeasedName { dir, name: name.as_bytes().into(), found, asker, asked };
-        self.names.remember(key, answer, || self.changes.name_holds(key, (dir, name), asked))
+        LeasedName { dir, name: name.as_bytes().into(), found, asker, asked }
     }
 
     fn remember_attributes(&self, asked: ChangeMoment, id: FileId, attr: Attr) -> bool {
         let key = AnswerKey::of_attributes(id);
-        let answer = LeasedAttributes { id, attr, asked };
-        self.attributes.remember(key, answer, || self.changes.attributes_hold(key, asked))
+        self.attributes.remember(key, |before| {
+            self.changes.attributes_hold(key, asked).then(|| self.renewed(before, asked, id, attr))
+        })
+    }
+
+    /// New attributes. What is known besides stays while the lease does.
+    fn renewed(
+        &self,
+        before: Option<&mut LeasedAttributes>,
+        asked: ChangeMoment,
+        id: FileId,
+        attr: Attr,
+    ) -> LeasedAttributes {
+        let stands = |known: &&mut LeasedAttributes| {
+            known.id == id && self.changes.attributes_stand(known.asked)
+        };
+        let (held, details) = match before.filter(stands) {
+            Some(known) => (known.held, std::mem::take(&mut known.details)),
+            None => (asked, FileDetails::default()),
+        };
+        LeasedAttributes { id, attr, asked, held, was_read: false, details }
     }
 
     /// Forgets all that is remembered, and what is on its way.
@@ -331,6 +397,19 @@ impl Leased {
         self.changes.note(&self.changes.all_attributes);
         self.names.forget_all();
         self.attributes.forget_all();
+        self.listings.forget_all();
+    }
+}
+
+impl Weighed for LeasedName {
+    fn bytes(&self) -> usize {
+        self.name.len()
+    }
+}
+
+impl Weighed for LeasedAttributes {
+    fn bytes(&self) -> usize {
+        self.details.bytes()
     }
 }
 

@@ -5,18 +5,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_core::{FileId, Name};
+use dray_core::{Attr, Context, Entry, FileId, FileType, Name};
 use dray_rt::sleep;
 
 use super::keys::AnswerKey;
-use super::recent::ChangeRow;
-use super::{KnownName, Leased};
+use super::recent::{ChangeMoment, ChangeRow};
+use super::{KnownName, Leased, LeasedAnswers, is_lease};
 use crate::wire::{CallRow, Changes, FileRef, Intent, Operand};
 
 /// What a change touches of what may be remembered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Touched {
     names: [Option<AnswerKey>; 2],
+    /// The directory of each name, by the key of its attributes.
+    directories: [Option<AnswerKey>; 2],
+    /// It may touch a directory in another way than by a name in it.
+    may_be_of_directory: bool,
     attributes: [Option<AnswerKey>; 4],
     /// The directory in which each name may be answered differently.
     directory: Option<FileId>,
@@ -37,6 +41,8 @@ pub(crate) struct OwnChange {
     touched: Touched,
     /// How many recalls had come before.
     recalls: u64,
+    /// When it was noted.
+    begun: ChangeMoment,
 }
 
 impl Touched {
@@ -50,8 +56,9 @@ impl Touched {
         match row.changes {
             Changes::Nothing => return None,
             Changes::Redone => return Some(Touched { everything: true, ..touched }),
-            Changes::Names | Changes::DataOfReply => {}
+            Changes::Names | Changes::DataOfReply => touched.may_be_of_directory = true,
             Changes::Attributes(file) | Changes::Data(file, _) => {
+                touched.may_be_of_directory = matches!(row.changes, Changes::Attributes(_));
                 if let FileRef::Id(id) = file {
                     touched.touch_file(id);
                 }
@@ -70,7 +77,7 @@ impl Touched {
                 },
                 Operand::Name(dir, name) => {
                     touched.touch_file(dir);
-                    touched.touch_name(AnswerKey::of_name(dir, name));
+                    touched.touch_name(dir, name);
                     if touches_named_file(row) {
                         touched.by_names = true;
                         touched.touch_named(leased, dir, name);
@@ -81,9 +88,10 @@ impl Touched {
         Some(touched)
     }
 
-    fn touch_name(&mut self, key: AnswerKey) {
-        if let Some(place) = self.names.iter_mut().find(|place| place.is_none()) {
-            *place = Some(key);
+    fn touch_name(&mut self, dir: FileId, name: &[u8]) {
+        if let Some(place) = self.names.iter().position(|place| place.is_none()) {
+            self.names[place] = Some(AnswerKey::of_name(dir, name));
+            self.directories[place] = Some(AnswerKey::of_attributes(dir));
         }
     }
 
@@ -126,12 +134,37 @@ fn touches_named_file(row: &CallRow<'_>) -> bool {
 
 impl OwnChange {
     pub(super) fn begin(leased: &Arc<Leased>, touched: Touched) -> OwnChange {
-        let recalls = leased.changes.recalls();
-        let change = OwnChange { leased: leased.clone(), touched, recalls };
+        let (recalls, begun) = (leased.changes.recalls(), ChangeMoment::default());
+        let mut change = OwnChange { leased: leased.clone(), touched, recalls, begun };
         change.rows().for_each(|row| leased.changes.begin(row));
+        change.begun = leased.changes.now();
         change.touched.names.iter().flatten().for_each(|key| leased.names.forget(*key));
         change.touched.attributes.iter().flatten().for_each(|key| leased.attributes.forget(*key));
+        // Behind the attributes: a page on its way needs them to be remembered.
+        change.forget_listings();
         change
+    }
+
+    fn forget_listings(&self) {
+        let (touched, listings) = (&self.touched, &self.leased.listings);
+        if !touched.may_be_of_directory {
+            return; // content is written: nothing here concerns directories
+        }
+        for (dir, name) in touched.directories.iter().zip(touched.names) {
+            let Some((dir, name)) = dir.zip(name) else { continue };
+            if listings.update(dir, |listing| Some(listing.name_changes(name))) == Some(false) {
+                listings.forget(dir);
+            }
+        }
+        let others = touched.attributes.iter().filter(|key| !touched.directories.contains(key));
+        others.flatten().for_each(|key| listings.forget(*key));
+    }
+
+    /// Whether nothing but this change has touched a row since it began. To be asked under the lock by which
+    /// answers of that row are forgotten.
+    fn is_alone_in(&self, row: &ChangeRow) -> bool {
+        let own = self.rows().filter(|own| std::ptr::eq(*own, row)).count();
+        self.leased.changes.is_alone_since(row, own, self.begun)
     }
 
     /// No answer comes any more: the caller has given up, and the connection broke. The change may
@@ -152,6 +185,57 @@ impl OwnChange {
             .chain(directory.map(|dir| changes.directory(dir)))
             .chain(names)
             .chain(unknown.then_some(&changes.all_attributes))
+    }
+}
+
+impl LeasedAnswers {
+    /// Takes the answer to a change of this client, which gave `entry` the name. Says in it how long it may
+    /// be believed. The server has leased it in the state behind the change.
+    pub(crate) fn named(
+        &self,
+        change: Option<Box<OwnChange>>,
+        place: (&Context, FileId, &Name),
+        entry: Entry,
+    ) -> Entry {
+        let Some((leased, change)) = self.active().zip(change) else {
+            return Entry { attr: self.not_remembered(entry.attr), ..entry };
+        };
+        let mut attr = entry.attr;
+        let said = attr.validity;
+        let holds = is_lease(said.attributes) && leased.remember_made(&change, entry.id, attr);
+        attr.validity.attributes = leased.time(said.attributes, holds);
+        if holds && attr.file_type() == FileType::Directory {
+            leased.remember_empty(entry.id);
+        }
+        let holds = is_lease(said.name) && leased.remember_new_name(&change, place, entry.id);
+        attr.validity.name = leased.time(said.name, holds);
+        Entry { attr, ..entry }
+    }
+}
+
+impl Leased {
+    fn remember_made(&self, change: &OwnChange, id: FileId, attr: Attr) -> bool {
+        let (key, changes) = (AnswerKey::of_attributes(id), &self.changes);
+        self.attributes.remember(key, |_| {
+            let alone =
+                [changes.row(key), &changes.all_attributes].map(|row| change.is_alone_in(row));
+            (alone == [true; 2]).then(|| self.renewed(None, change.begun, id, attr))
+        })
+    }
+
+    fn remember_new_name(
+        &self,
+        change: &OwnChange,
+        (cx, dir, name): (&Context, FileId, &Name),
+        found: FileId,
+    ) -> bool {
+        let key = AnswerKey::of_name(dir, name.as_bytes());
+        let answer = self.leased_name((cx, dir, name), Some(found), change.begun);
+        let changes = &self.changes;
+        self.names.remember(key, |_| {
+            let rows = [changes.row(key), changes.directory(dir), &changes.all_names];
+            rows.into_iter().all(|row| change.is_alone_in(row)).then_some(answer)
+        })
     }
 }
 

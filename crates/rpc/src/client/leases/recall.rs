@@ -126,6 +126,8 @@ impl Leased {
             let key = AnswerKey::of_attributes(*id);
             self.changes.note(self.changes.row(key));
             self.attributes.forget(key);
+            // Behind the attributes: a page on its way needs them to be remembered.
+            self.listings.forget(key);
         }
         if kinds.contains(LeaseKinds::NAMES) {
             match name {

@@ -107,6 +107,12 @@ impl RecentChanges {
         self.recalls.load(Ordering::SeqCst)
     }
 
+    /// Whether nothing has changed there since, and `own` changes are under way that this began. To be
+    /// asked as [`RecentChanges::attributes_hold`].
+    pub(super) fn is_alone_since(&self, row: &ChangeRow, own: usize, then: ChangeMoment) -> bool {
+        row.under_way.load(Ordering::SeqCst) as usize == own && row.is_unchanged_since(then)
+    }
+
     /// Whether attributes that were asked for at `then` may be remembered. To be asked under the
     /// lock by which they are forgotten.
     pub(super) fn attributes_hold(&self, key: AnswerKey, then: ChangeMoment) -> bool {

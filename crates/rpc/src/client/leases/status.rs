@@ -11,6 +11,12 @@ pub struct LeaseMemoryStatus {
     pub names: u64,
     /// Files whose attributes are remembered.
     pub attributes: u64,
+    /// Directories whose listings are remembered.
+    pub listings: u64,
+    /// Bytes that listings take.
+    pub listing_bytes: u64,
+    /// Bytes that extended attributes and targets of links take.
+    pub detail_bytes: u64,
     /// Calls answered without the server: a round trip spared each.
     pub hits: u64,
     /// Leases that the server has recalled.
@@ -24,6 +30,9 @@ impl LeasedAnswers {
         Some(LeaseMemoryStatus {
             names: leased.names.count(),
             attributes: leased.attributes.count(),
+            listings: leased.listings.count(),
+            listing_bytes: leased.listings.bytes(),
+            detail_bytes: leased.attributes.bytes(),
             hits: leased.hits.load(Ordering::Relaxed),
             recalled: leased.listener.recalled(),
         })

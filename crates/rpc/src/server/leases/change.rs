@@ -60,11 +60,15 @@ impl LeaseChange {
         self.collect(&Broken { id, kinds: LeaseKinds::ATTRIBUTES, name: None });
     }
 
-    /// A name in a directory changes, and with it the directory's times.
+    /// A name in a directory changes, and with it the directory's times. Its clients keep listings under the
+    /// lease on its attributes.
     pub(crate) fn name(&mut self, (dir, name): (FileId, &[u8])) {
         self.mark(Part::Name(dir, name));
         self.collect(&Broken { id: dir, kinds: LeaseKinds::NAMES, name: Some(name) });
-        self.attributes(dir);
+        match self.table.never_recalls_listings {
+            true => self.mark(Part::Attributes(dir)),
+            false => self.attributes(dir),
+        }
     }
 
     /// The change decides who may look names up in a directory, if this is one.
