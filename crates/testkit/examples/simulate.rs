@@ -103,6 +103,7 @@ const SABOTAGES: [(&str, Sabotage); 30] = [
     ("copy", Sabotage::Copy),
     ("answered-data", Sabotage::AnsweredData),
     ("lease-recalls", Sabotage::LeaseRecalls),
+    ("lease-listings", Sabotage::LeaseListings),
     ("lease-marks", Sabotage::LeaseMarks),
     ("lease-fences", Sabotage::LeaseFences),
     ("lease-restart", Sabotage::LeaseRestart),

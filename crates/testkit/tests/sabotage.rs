@@ -120,6 +120,11 @@ fn renames_and_removals_that_are_answered_and_not_made() {
 
 const LEASED: [Run; 1] = [Run::Of(WorkloadKind::Leased)];
 
+#[test]
+fn listings_that_are_not_asked_back() {
+    found_out(Sabotage::LeaseListings, &LEASED, "no order");
+}
+
 // proves: P214
 #[test]
 fn leases_that_are_not_asked_back() {

@@ -1,13 +1,13 @@
-//! Clients look up names and attributes that are leased to them, and change what is leased to
-//! others. Some order must explain what all of them saw of each name and each file: no answer is
-//! stale. Some clients are slow to give back what they are asked for.
+//! Clients look up names and attributes that are leased to them, list a directory, and read extended
+//! attributes. They change what is leased to others. Some order must explain what all of them saw of each
+//! name and each file: no answer is stale. Some clients are slow to give back what they are asked for.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dray_core::{
     CreateHow, Errno, FileId, FileSystem, Fut, OpenHow, RemoveKind, RenameHow, SessionControl,
-    SetAttr, TimeSet, Timestamp,
+    SetAttr, TimeSet, Timestamp, XattrSet,
 };
 use dray_rt::sleep;
 
@@ -18,25 +18,52 @@ use crate::simulator::history::{EVENTS_MAX, HistoryEvent, RegisterOp, judge, lin
 use crate::simulator::machine::LEASE_TERM;
 
 /// Names that stand for one file or another, or for none.
-const NAMES: [&str; 2] = ["first", "second"];
+const NAMES: [&str; 3] = ["first", "second", "listed"];
+/// That one is looked for in listings alone.
+const LISTED: usize = 2;
 /// Files whose time of change is set.
 const FILES: [&str; 2] = ["one", "other"];
 /// Operations of all clients together: as many as a history may have, if all are about one thing.
 const OPERATIONS: u64 = EVENTS_MAX as u64;
 
-/// What is changed and looked at: a name by its number, or a file.
+/// An extended attribute that is set.
+const XATTR: &[u8] = b"user.value";
+const PAGE_BYTES: usize = 64 << 10;
+
+/// What is changed and looked at: a name by its number, a file, or an attribute of a file.
 #[derive(Clone, Copy)]
 enum Subject {
     Name(usize),
     File(usize),
+    Xattr(usize),
+}
+
+impl Subject {
+    const COUNT: usize = NAMES.len() + 2 * FILES.len();
+
+    fn number(self) -> usize {
+        match self {
+            Subject::Name(index) => index,
+            Subject::File(index) => NAMES.len() + index,
+            Subject::Xattr(index) => NAMES.len() + FILES.len() + index,
+        }
+    }
+
+    fn any() -> Subject {
+        match pick(Subject::COUNT as u64) as usize {
+            index if index < NAMES.len() => Subject::Name(index),
+            index if index < NAMES.len() + FILES.len() => Subject::File(index - NAMES.len()),
+            index => Subject::Xattr(index - NAMES.len() - FILES.len()),
+        }
+    }
 }
 
 pub(super) struct Leased {
     clients: u64,
     files: Mutex<Vec<FileId>>,
     ticks: Mutex<u64>,
-    /// Of the names, and then of the files.
-    histories: [Mutex<Vec<HistoryEvent>>; NAMES.len() + FILES.len()],
+    /// By the numbers of the subjects.
+    histories: [Mutex<Vec<HistoryEvent>>; Subject::COUNT],
 }
 
 impl Leased {
@@ -56,10 +83,7 @@ impl Leased {
     }
 
     fn history(&self, subject: Subject) -> &Mutex<Vec<HistoryEvent>> {
-        &self.histories[match subject {
-            Subject::Name(index) => index,
-            Subject::File(index) => NAMES.len() + index,
-        }]
+        &self.histories[subject.number()]
     }
 
     /// Notes a change that is asked for; until it is answered it may happen or not.
@@ -80,6 +104,9 @@ impl Leased {
     async fn look(&self, client: &SimClient, subject: Subject) -> Outcome<()> {
         let from = self.tick();
         let found = match subject {
+            Subject::Name(index) if index == LISTED || pick(4) == 0 => {
+                find_in_listing(client, NAMES[index]).await?
+            }
             Subject::Name(index) => match client.lookup(client.root(), NAMES[index]).await {
                 Ok(entry) => entry.id.ino,
                 Err(error) if error.errno() == Errno::ENOENT => 0,
@@ -89,6 +116,17 @@ impl Leased {
                 let id = lock(&self.files)[index];
                 let attr = client.fs.getattr(&client.cx(), id).await;
                 attr.map_err(client.failed("getattr"))?.mtime.sec as u64
+            }
+            Subject::Xattr(index) => {
+                let id = lock(&self.files)[index];
+                // Under the lease on these it is remembered.
+                let attr = client.fs.getattr(&client.cx(), id).await;
+                attr.map_err(client.failed("getattr"))?;
+                match client.fs.getxattr(&client.cx(), id, XATTR).await {
+                    Ok(value) => value.try_into().map_or(u64::MAX, u64::from_le_bytes),
+                    Err(error) if error.errno() == Errno::ENODATA => 0,
+                    Err(error) => return Err(client.failed("getxattr")(error)),
+                }
             }
         };
         let (to, kind) = (self.tick(), RegisterOp::Read(found));
@@ -108,6 +146,14 @@ impl Leased {
                 let id = lock(&self.files)[index];
                 let changed = client.fs.setattr(&client.cx(), id, set).await;
                 changed.map_err(client.failed("set the time"))?;
+                self.end(subject, begun, RegisterOp::Write(unique));
+                Ok(())
+            }
+            Subject::Xattr(index) => {
+                let begun = self.begin(subject, unique);
+                let (id, value) = (lock(&self.files)[index], unique.to_le_bytes());
+                let set = client.fs.setxattr(&client.cx(), id, XATTR, &value, XattrSet::Any).await;
+                set.map_err(client.failed("setxattr"))?;
                 self.end(subject, begun, RegisterOp::Write(unique));
                 Ok(())
             }
@@ -161,6 +207,22 @@ impl Leased {
     }
 }
 
+/// The file of that name in the root, by a listing of it; 0: there is none.
+async fn find_in_listing(client: &SimClient, text: &str) -> Outcome<u64> {
+    let cx = client.cx();
+    // Under the lease on these it is remembered.
+    let attr = client.fs.getattr(&cx, client.root()).await;
+    attr.map_err(client.failed("getattr"))?;
+    let how = OpenHow::new(libc::O_RDONLY | libc::O_DIRECTORY);
+    let dir = client.fs.open(&cx, client.root(), how).await;
+    let dir = dir.map_err(client.failed("open the directory"))?;
+    let page = dir.readdir(&cx, 0, PAGE_BYTES, pick(2) == 0).await;
+    let page = page.map_err(client.failed("list"))?;
+    dir.close(&cx).await.map_err(client.failed("close"))?;
+    let found = page.iter().find(|(name, _)| *name == text.as_bytes());
+    Ok(found.map_or(0, |(_, entry)| entry.id.ino))
+}
+
 /// Mostly not for long; at times until leases have ended, or what was fought over is leased again.
 async fn pause() {
     match pick(4) {
@@ -197,10 +259,7 @@ impl Workload for Leased {
         Box::pin(async move {
             Leased::hear_recalls(client);
             for number in 0..OPERATIONS / self.clients {
-                let subject = match pick(4) as usize {
-                    index @ 0..2 => Subject::Name(index),
-                    index => Subject::File(index - 2),
-                };
+                let subject = Subject::any();
                 match pick(5) {
                     0 => {
                         let unique = (client.number as u64 + 1) << 16 | number;
