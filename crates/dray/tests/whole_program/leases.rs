@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -77,6 +78,58 @@ fn what_nobody_else_touches_costs_no_round_trip() {
         look();
         let asked = calls(&rig, &one) - before;
         assert!(asked <= ASKING, "{asked} round trips for {} files", files.len());
+    });
+}
+
+/// Names, attributes and the extended attributes that `ls` asks for.
+// proves: P228, P229
+#[test]
+fn a_long_listing_costs_no_round_trip_until_something_changes() {
+    if common::skipped() {
+        return;
+    }
+    on_transports(|transport| {
+        let (rig, one, other) = two_mounts(transport);
+        tree(&one);
+        let list = || {
+            let output = Command::new("ls").arg("-lR").arg(&one).output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+            String::from_utf8(output.stdout).unwrap().matches("file").count()
+        };
+        // The times of the last access are asked for once more.
+        (0..2).for_each(|_| assert_eq!(list(), 400));
+        let before = calls(&rig, &one);
+        assert_eq!(list(), 400);
+        let asked = calls(&rig, &one) - before;
+        assert!(asked <= ASKING, "{asked} round trips");
+        fs::write(other.join("dir3/file-new"), "content").unwrap();
+        assert_eq!(list(), 401);
+        fs::remove_file(other.join("dir3/file-new")).unwrap();
+        fs::rename(other.join("dir3/file3"), other.join("moved")).unwrap();
+        assert_eq!(list(), 399);
+    });
+}
+
+/// The creation, the write, and the attributes of the directory, which the kernel forgets with each creation in
+/// it. It needs them to check rights. Names in a directory that was made here are known to be absent, and
+/// closing needs no answer.
+// proves: P230
+#[test]
+fn a_new_small_file_costs_three_round_trips() {
+    if common::skipped() {
+        return;
+    }
+    on_transports(|transport| {
+        let (rig, one, other) = two_mounts(transport);
+        fs::create_dir(one.join("new")).unwrap();
+        let before = calls(&rig, &one);
+        for number in 0..100 {
+            fs::write(one.join(format!("new/f{number}")), "content").unwrap();
+        }
+        let asked = calls(&rig, &one) - before;
+        assert!(asked <= 3 * 100 + ASKING, "{asked} round trips for 100 files");
+        assert_eq!(fs::read_dir(other.join("new")).unwrap().count(), 100);
+        assert_eq!(fs::read_dir(one.join("new")).unwrap().count(), 100);
     });
 }
 

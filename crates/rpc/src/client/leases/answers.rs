@@ -258,6 +258,7 @@ mod tests {
         assert_eq!(found(&answers, 1), None);
     }
 
+    // proves: P231
     #[test]
     fn answers_weigh_no_more_than_they_may() {
         let answers = Answers::large(10_000);

@@ -1,5 +1,5 @@
-//! What the lease on a file's attributes covers beside what getattr answers: extended attributes, the
-//! target of a symbolic link, the directory that a directory is in. Whatever changes one of them
+//! The lease on a file's attributes covers more than getattr answers. It covers extended attributes, the
+//! target of a symbolic link, and the parent of a directory. Whatever changes one of them
 //! changes the file's time of change, so it breaks that lease.
 //!
 //! The server says nothing of a lease with such answers. They are remembered if the lease on the

@@ -19,8 +19,8 @@ use super::{Leased, LeasedAnswers};
 pub(super) const LISTINGS_MAX_BYTES: usize = 32 << 20;
 /// Bytes that a listing takes beside its pages, about.
 const LISTING_BYTES: usize = 128;
-/// Of an answer with attributes, if more than one in so many entries have none that are leased, the server is
-/// asked: the kernel would look each of them up.
+/// If more than one in so many entries have no attributes that are leased, the server is asked for the page.
+/// Without that the kernel would look each of them up.
 const MISSING_MAX_PART: usize = 8;
 /// Bytes of an entry beside its name, as the server counts them for the size of a page (`struct
 /// linux_dirent64`).
@@ -31,7 +31,7 @@ pub(super) struct LeasedListing {
     held: HeldLease,
     /// None are left when this client has changed a name.
     pages: Vec<Arc<ListedPage>>,
-    /// It was read to its end.
+    /// The listing was read to its end.
     is_whole: bool,
     /// The server has leased the directory's names with it.
     names_are_leased: bool,

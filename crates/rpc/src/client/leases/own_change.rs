@@ -19,7 +19,7 @@ pub(super) struct Touched {
     names: [Option<AnswerKey>; 2],
     /// The directory of each name, by the key of its attributes.
     directories: [Option<AnswerKey>; 2],
-    /// It may touch a directory in another way than by a name in it.
+    /// A directory may be touched in another way than by a name in it.
     may_be_of_directory: bool,
     attributes: [Option<AnswerKey>; 4],
     /// The directory in which each name may be answered differently.
