@@ -75,7 +75,7 @@ struct Wanted {
     log: bool,
 }
 
-const SABOTAGES: [(&str, Sabotage); 30] = [
+const SABOTAGES: [(&str, Sabotage); 31] = [
     ("fence", Sabotage::Fence),
     ("locks", Sabotage::Locks),
     ("closes", Sabotage::Closes),

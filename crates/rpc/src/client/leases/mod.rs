@@ -283,7 +283,10 @@ impl LeasedAnswers {
         };
         if leased.attributes.find(key, is_late).is_some() {
             leased.changes.note(leased.changes.row(key));
-            leased.attributes.update(key, |known| Some(known.was_read |= known.id == id));
+            leased.attributes.update(key, |known| {
+                known.was_read |= known.id == id;
+                Some(())
+            });
         }
     }
 }
