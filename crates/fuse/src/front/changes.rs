@@ -37,6 +37,8 @@ impl Worker {
             if let Ok(id) = self.id(node) {
                 self.shared.changes.note(id);
             }
+            // A read that was under way may leave what was there before.
+            self.shared.pages.doubt(node);
         }
     }
 }

@@ -16,7 +16,7 @@ mod status;
 mod tests;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use dray_core::{
@@ -79,6 +79,8 @@ struct LeasedAttributes {
     id: FileId,
     attr: Attr,
     asked: ChangeMoment,
+    /// The file was read since, which may have set the time of its last access.
+    was_read: AtomicBool,
 }
 
 /// What is remembered of a name.
@@ -170,11 +172,12 @@ impl LeasedAnswers {
         Some(attr)
     }
 
-    /// The same for a cache, which is not counted.
+    /// The same for a cache, which is not counted. The time of access may be an old one: the lease does not
+    /// cover it.
     pub(crate) fn leased_attributes(&self, id: FileId) -> Option<Attr> {
         let leased = self.active()?;
         leased.rest()?;
-        leased.attributes_of(id)
+        leased.known_attributes(id, |_| true)
     }
 
     /// Takes the answer of the server to a lookup that was asked for at `asked`. Says in it how
@@ -246,17 +249,21 @@ impl LeasedAnswers {
     }
 
     /// A file was read here. Its time of access may be another one by now: under `relatime`, if the
-    /// last access was before the last change.
+    /// last access was before the last change. The lease on all else goes on.
     pub(crate) fn was_read(&self, id: FileId) {
         let Some(leased) = self.active() else { return };
         let key = AnswerKey::of_attributes(id);
         let is_late = |known: &LeasedAttributes| {
             let Attr { atime, mtime, ctime, .. } = known.attr;
-            (atime <= mtime || atime <= ctime).then_some(())
+            let is_noted = known.was_read.load(Ordering::Relaxed);
+            (!is_noted && (atime <= mtime || atime <= ctime)).then_some(())
         };
         if leased.attributes.find(key, is_late).is_some() {
-            leased.changes.note(leased.changes.row(key));
-            leased.attributes.forget(key);
+            leased.changes.note(leased.changes.row(key)); // before: an answer on its way is not remembered
+            leased.attributes.find(key, |known| {
+                known.was_read.store(true, Ordering::Relaxed); // the memory has a lock
+                Some(())
+            });
         }
     }
 }
@@ -288,9 +295,18 @@ impl Leased {
     }
 
     fn attributes_of(&self, id: FileId) -> Option<Attr> {
+        self.known_attributes(id, |known| !known.was_read.load(Ordering::Relaxed))
+    }
+
+    /// The attributes that are remembered, if they are of use.
+    fn known_attributes(
+        &self,
+        id: FileId,
+        is_of_use: impl FnOnce(&LeasedAttributes) -> bool,
+    ) -> Option<Attr> {
         self.attributes.find(AnswerKey::of_attributes(id), |known| {
             let stands = known.id == id && self.changes.attributes_stand(known.asked);
-            stands.then_some(known.attr)
+            (stands && is_of_use(known)).then_some(known.attr)
         })
     }
 
@@ -320,7 +336,7 @@ impl Leased {
 
     fn remember_attributes(&self, asked: ChangeMoment, id: FileId, attr: Attr) -> bool {
         let key = AnswerKey::of_attributes(id);
-        let answer = LeasedAttributes { id, attr, asked };
+        let answer = LeasedAttributes { id, attr, asked, was_read: AtomicBool::new(false) };
         self.attributes.remember(key, answer, || self.changes.attributes_hold(key, asked))
     }
 
