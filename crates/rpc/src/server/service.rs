@@ -405,10 +405,9 @@ impl Inner {
             export.recovery.begin(awaited.clone(), anybody, lease);
         }
         export.grace.begin(awaited, anybody, lease);
-        if let Some(table) = &export.lease_table
-            && (anybody || !restored.is_empty())
-        {
-            table.was_leased();
+        if let Some(table) = &export.lease_table {
+            let holders = restored.iter().filter_map(ServerSession::assume_leases);
+            table.was_leased_to(holders.cloned().collect(), anybody);
         }
         Ok(())
     }

@@ -184,10 +184,18 @@ impl ServerSession {
 
     /// The session becomes a holder of leases, if its client and its export want that.
     pub(crate) fn may_hold_leases(self: &Arc<Self>) -> Option<&Arc<LeaseHolder>> {
-        let table = self.export.lease_table.as_ref()?;
         if self.features.load(Ordering::Relaxed) & FEATURE_LEASES == 0 {
+            if let Some(assumed) = self.lease_holder() {
+                assumed.end(true); // it had none
+            }
             return None;
         }
+        self.assume_leases()
+    }
+
+    /// The session may have leases, for all that is known. None: the export gives none.
+    pub(crate) fn assume_leases(self: &Arc<Self>) -> Option<&Arc<LeaseHolder>> {
+        let table = self.export.lease_table.as_ref()?;
         let holder = || Arc::new(LeaseHolder::new(table, Arc::downgrade(self), &self.host));
         Some(self.lease_holder.get_or_init(holder))
     }

@@ -242,3 +242,39 @@ fn a_server_that_follows_waits_for_what_the_one_before_has_leased() {
         assert!(begun.elapsed() < TERM / 10);
     });
 }
+
+/// Else a server that is killed again and again would carry out no change.
+// proves: P216
+#[test]
+fn a_client_that_comes_back_is_asked_for_what_the_server_before_has_leased() {
+    simulate(8, async {
+        let mut site = Site::new().await;
+        let (one, without) =
+            (site.client().await, Lessee::without_leases(&site.network, None).await);
+        std::mem::take(&mut site.scope).kill();
+        site.network.break_all("s");
+        site.start().await;
+        let begun = now();
+        let one = Lessee::connect(&site.network, Some(&one.welcome)).await;
+        Lessee::without_leases(&site.network, Some(&without.welcome)).await;
+        let mut other = site.client().await;
+        other.begin(&site.chmod());
+        let recalls = one.recalls().await;
+        assert_eq!(items(&recalls), [attributes(site.file)]);
+        assert!(other.answer().is_none());
+        one.give_back(&recalls);
+        sleep(Duration::from_millis(50)).await;
+        assert!(other.answer().is_some() && begun.elapsed() < TERM / 10);
+        // Each change asks for what it breaks.
+        other.begin(&site.make("name"));
+        let recalls = one.recalls().await;
+        assert_eq!(items(&recalls), [one_name(site.root, "name"), attributes(site.root)]);
+        one.give_back(&recalls);
+        sleep(Duration::from_millis(50)).await;
+        assert!(other.answer().is_some());
+        // What was leased before has ended by itself a term later.
+        sleep(WAIT).await;
+        other.ask(&site.chmod()).await;
+        assert!(one.recalls().await.is_empty());
+    });
+}

@@ -77,8 +77,8 @@ impl LeaseChange {
 
     /// Sends the recalls. The change goes on when the waits have ended; none: at once.
     pub(crate) fn recall(&mut self) -> Option<LeaseWaits> {
-        let Recalls { to_send, others, ended, directories } = std::mem::take(&mut self.recalls);
-        let quiet_until = self.table.quiet_until();
+        let Recalls { to_send, others, ended, directories, quiet_until } =
+            std::mem::take(&mut self.recalls);
         if to_send.is_empty() && others.is_empty() && ended.is_empty() && quiet_until.is_none() {
             return None; // nearly always
         }

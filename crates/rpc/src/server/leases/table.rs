@@ -25,6 +25,8 @@ const SHARDS: usize = 64;
 const RESTS: usize = 32;
 /// Leases that one step of a session's end takes.
 const FORGOTTEN_AT_ONCE: usize = 1024;
+/// Sessions of a server before us that each change asks. If there are more, changes wait for a term.
+const FORMER_MAX: usize = 64;
 
 /// The leases of an export.
 pub(crate) struct LeaseTable {
@@ -34,7 +36,9 @@ pub(crate) struct LeaseTable {
     term: Duration,
     held: AtomicUsize,
     /// Until then clients may believe what a server before us leased: nanoseconds of the clock.
-    quiet_until: AtomicU64,
+    former_until: AtomicU64,
+    /// Who they are.
+    former: Mutex<Former>,
     pub(super) counts: RecallCounts,
     pub(super) fenced: LogThrottle,
     pub(super) never_recalls: bool,
@@ -46,6 +50,17 @@ pub(crate) struct LeaseTable {
 struct Shard {
     files: IdMap<FileId, Vec<Lease>>,
     rests: [[Rest; RESTS]; 2],
+}
+
+/// Sessions to which a server before us may have leased anything.
+#[derive(Default)]
+enum Former {
+    #[default]
+    Nobody,
+    /// Sessions, with the epoch of those leases.
+    Sessions(Vec<(Arc<LeaseHolder>, u32)>),
+    /// More than each change can ask, or clients of whom nothing is known.
+    Anybody,
 }
 
 /// The leases of one file that one session has.
@@ -72,6 +87,14 @@ pub(super) struct Broken<'a> {
     pub(super) name: Option<&'a [u8]>,
 }
 
+impl Broken<'_> {
+    /// As a recall says it.
+    fn item(&self) -> RecallItem {
+        let name = self.name.and_then(|name| NameBuf::new(name).ok());
+        RecallItem { id: self.id, kinds: self.kinds, name }
+    }
+}
+
 /// Recalls that a change has to send, and what it has to wait for besides.
 #[derive(Default)]
 pub(super) struct Recalls {
@@ -82,6 +105,8 @@ pub(super) struct Recalls {
     pub(super) ended: Vec<Arc<LeaseHolder>>,
     /// The directories whose names are asked back.
     pub(super) directories: Vec<FileId>,
+    /// Until when clients may believe that cannot be asked.
+    pub(super) quiet_until: Option<Instant>,
 }
 
 impl Recalls {
@@ -110,7 +135,8 @@ impl LeaseTable {
             hash: IdHash::default(),
             term: options.lease_term,
             held: AtomicUsize::new(0),
-            quiet_until: AtomicU64::new(0),
+            former_until: AtomicU64::new(0),
+            former: Mutex::default(),
             counts: RecallCounts::default(),
             fenced: LogThrottle::default(),
             never_recalls: broken.is(Sabotage::LeaseRecalls),
@@ -135,20 +161,60 @@ impl LeaseTable {
         self.counts.with(self.held.load(Ordering::Relaxed))
     }
 
-    /// A server before us had sessions, and may have leased what it knew to them.
-    pub(crate) fn was_leased(&self) {
-        if !self.never_waits {
-            self.quiet_until.store((now() + self.wait()).as_nanos(), Ordering::SeqCst);
+    /// A server before us had these sessions, and may have leased anything to them. `anybody`: it may have
+    /// had others, too.
+    pub(crate) fn was_leased_to(&self, sessions: Vec<Arc<LeaseHolder>>, anybody: bool) {
+        if self.never_waits || sessions.is_empty() && !anybody {
+            return;
         }
+        let known = |who: Arc<LeaseHolder>| {
+            let epoch = who.epoch();
+            (who, epoch)
+        };
+        *self.former() = match anybody || sessions.len() > FORMER_MAX {
+            true => Former::Anybody,
+            false => Former::Sessions(sessions.into_iter().map(known).collect()),
+        };
+        self.former_until.store((now() + self.wait()).as_nanos(), Ordering::SeqCst);
     }
 
-    /// Until when changes wait for leases of a server before us.
-    pub(super) fn quiet_until(&self) -> Option<Instant> {
-        let until = self.quiet_until.load(Ordering::Relaxed);
+    fn former(&self) -> MutexGuard<'_, Former> {
+        self.former.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds those to whom a server before us may have leased what a change breaks.
+    fn collect_former(
+        &self,
+        changer: Option<&Arc<LeaseHolder>>,
+        broken: &Broken<'_>,
+        recalls: &mut Recalls,
+    ) {
+        let until = self.former_until.load(Ordering::Relaxed);
         if until == 0 {
-            return None; // nearly always
+            return; // nearly always
         }
-        Some(Instant::from_nanos(until)).filter(|until| now() < *until)
+        let until = Instant::from_nanos(until);
+        let mut former = self.former();
+        if now() >= until {
+            *former = Former::Nobody;
+            self.former_until.store(0, Ordering::Relaxed);
+        }
+        match &*former {
+            Former::Nobody => {}
+            Former::Anybody => recalls.quiet_until = Some(until),
+            Former::Sessions(sessions) => {
+                let is_other = |who: &Arc<LeaseHolder>| {
+                    changer.is_none_or(|changer| !Arc::ptr_eq(who, changer))
+                };
+                for (who, epoch) in sessions.iter().filter(|(who, _)| is_other(who)) {
+                    if who.epoch() == *epoch {
+                        recalls.add(who, broken.item());
+                    } else {
+                        recalls.ended.push(who.clone());
+                    }
+                }
+            }
+        }
     }
 
     /// Before a call is carried out.
@@ -231,6 +297,7 @@ impl LeaseTable {
         broken: &Broken<'_>,
         recalls: &mut Recalls,
     ) {
+        self.collect_former(changer, broken, recalls);
         let (mut shard, place) = self.shard(broken.id);
         let Shard { files, rests } = &mut *shard;
         let Some(leases) = files.get_mut(&broken.id) else { return };

@@ -51,6 +51,15 @@ const SOON: Duration = Duration::from_millis(20);
 impl Lessee {
     /// A new session, or the one of `before`.
     pub async fn connect(network: &Network, before: Option<&Welcome>) -> Lessee {
+        Lessee::connect_with(network, before, FEATURE_LEASES).await
+    }
+
+    /// The same of a client that asks for no leases.
+    pub async fn without_leases(network: &Network, before: Option<&Welcome>) -> Lessee {
+        Lessee::connect_with(network, before, 0).await
+    }
+
+    async fn connect_with(network: &Network, before: Option<&Welcome>, features: u64) -> Lessee {
         let connection = network.connector("s").connect().await.unwrap();
         let inbox = Inbox::default();
         let (run, frames) = (connection.clone(), inbox.0.clone());
@@ -59,7 +68,7 @@ impl Lessee {
             run.run(&mut inbox).await;
         });
         let mut said = hello("data");
-        said.features = FEATURE_LEASES;
+        said.features = features;
         connection.send(&said.message(), None).unwrap();
         let challenge = Challenge::from_message(&next(&frames).await).unwrap();
         let mut proof = Proof { session: before.map_or(0, |one| one.session), ..NO_PROOF };
