@@ -1,10 +1,10 @@
 //! Which pages the kernel has of files under leases, and whether they may be those of a former
 //! version (ADR 0051).
 //!
-//! A page is beyond doubt if the session had the lease when the kernel asked for it, and if neither a recall
-//! nor a change of this mount's own has come since. All other pages of a file are in doubt together.
-//! Doubt ends when they have all been dropped. The kernel locks a page before it asks for it. So a drop
-//! waits for what is under way.
+//! A page is beyond doubt if the session had the lease when the kernel asked for it. No recall and no
+//! change of this mount's own may have come since. All other pages of a file are in doubt together. Doubt
+//! ends when they have all been dropped. The kernel locks a page before it asks for it. So a drop waits
+//! for what is under way.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -46,7 +46,7 @@ struct FilePages {
 /// What an open has to do about pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PagesAtOpen {
-    /// Those that the kernel has are right.
+    /// The pages that the kernel has are right.
     Kept,
     /// The kernel has to drop them at the opening, which the first request through the file shows to be done.
     Dropped(PageDrop),
