@@ -5,6 +5,7 @@ strict mount without leases.
 """
 
 import json
+import mmap
 import os
 import statistics
 import subprocess
@@ -120,6 +121,38 @@ def cached():
     assert os.stat(f"{WORK}/cached/large").st_size == size
 
 
+def mapped():
+    """Each page of a file in a mapping. The file has not been written for a while."""
+    with open(f"{BARE}/mapped", "wb") as out:
+        for _ in range(FILE_MIB):
+            out.write(os.urandom(1 << 20))
+    os.utime(f"{BARE}/mapped", (1, 1))
+
+    def touch(at):
+        def run():
+            with open(f"{at}/mapped", "rb") as file, \
+                    mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping:
+                mapping[::4096]
+        return run
+
+    second_runs("warm_mmap", touch)
+
+
+def imports():
+    """Programs that import the scientific packages of Python, installed outside of the timing."""
+    packages = ["numpy", "scipy", "pandas", "pyarrow"]
+    install = [sys.executable, "-m", "pip", "install", "-q", "--target", f"{BARE}/site"] + packages
+    if subprocess.run(install, capture_output=True).returncode != 0:
+        print("skipped: import_ratio, pip cannot install the packages", file=sys.stderr)
+        return
+
+    def load(at):
+        path = ["env", f"PYTHONPATH={at}/site"]
+        return command(*path, sys.executable, "-B", "-c", f"import {', '.join(packages)}")
+
+    second_runs("import", load)
+
+
 def contended():
     """Two mounts append to one file and look at it in turn, with leases and without."""
 
@@ -182,6 +215,8 @@ second_runs("find", lambda at: command("find", f"{at}/tree", "-newer", f"{at}/db
 second_runs("git_status", lambda at: command("git", "-c", "safe.directory=*", "status", "-s", cwd=f"{at}/repo"))
 second_runs("sqlite_select", lambda at: command("python3", "-c", SELECTS, f"{at}/db"))
 small_files()
+mapped()
+imports()
 contended()
 cached()
 idle()

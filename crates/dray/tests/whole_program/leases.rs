@@ -222,6 +222,55 @@ fn two_mounts_that_change_one_directory_do_not_wait_for_each_other() {
     });
 }
 
+/// The requests of the kernel so far that are for data or attributes.
+fn asked_for_data(rig: &Rig, at: &Path) -> u64 {
+    let requests = &status(rig, at)["ops"];
+    ["read", "getattr"].iter().filter_map(|op| requests[op].as_u64()).sum()
+}
+
+/// Also through files that were open before the change, and whatever was read between.
+// proves: P223, P224
+#[test]
+fn pages_stay_in_the_kernel_until_another_mount_writes() {
+    if common::skipped() {
+        return;
+    }
+    on_transports(|transport| {
+        let (rig, one, other) = two_mounts(transport);
+        let content = vec![7; 1 << 20];
+        fs::write(one.join("file"), &content).unwrap();
+        let times = fs::FileTimes::new().set_modified(std::time::SystemTime::UNIX_EPOCH);
+        File::options().write(true).open(one.join("file")).unwrap().set_times(times).unwrap();
+        std::thread::sleep(Duration::from_millis(600)); // the file rested
+        let file = File::open(other.join("file")).unwrap();
+        let read = || {
+            let mut read = vec![0; 1 << 20];
+            file.read_exact_at(&mut read, 0).unwrap();
+            read
+        };
+        assert!(read() == content);
+        fs::metadata(other.join("file")).unwrap(); // the time of access may have changed
+        let before = asked_for_data(&rig, &other);
+        for _ in 0..3 {
+            assert!(read() == content && fs::read(other.join("file")).unwrap() == content);
+        }
+        let asked = asked_for_data(&rig, &other) - before;
+        assert!(before > 0);
+        // fs::read asks for the size.
+        assert!(asked <= 3, "{asked}");
+        let writes = OpenOptions::new().write(true).open(one.join("file")).unwrap();
+        for round in 0..40u8 {
+            let at = u64::from(round % 3) * 500_000;
+            writes.write_all_at(&[round], at).unwrap();
+            assert_eq!(read()[at as usize], round);
+            writes.set_len((1 << 20) + u64::from(round)).unwrap();
+            let mut end = [1; 2];
+            let (beyond, count) = (1 << 20, usize::from(round).min(2));
+            assert_eq!(file.read_at(&mut end, beyond).unwrap(), count);
+        }
+    });
+}
+
 fn cache_of(rig: &Rig, at: &Path) -> Value {
     status(rig, at)["cache"].clone()
 }

@@ -1,5 +1,7 @@
 //! Attributes: getattr, statx, setattr, access.
 
+use std::time::Duration;
+
 use dray_core::{
     Access, Attr, Context, Errno, Error, FileType, Result, SetAttr, TimeSet, Timestamp,
 };
@@ -20,8 +22,14 @@ impl Worker {
         let asked = self.asked();
         match *op {
             Operation::Getattr { fh } => {
-                let attr = self.believable(node, self.getattr(cx, node, fh).await?)?;
-                Ok(self.attr_answer(&attr, node, asked))
+                let mut attr = self.believable(node, self.getattr(cx, node, fh).await?)?;
+                let believed = self.attributes_validity(&attr, node, asked);
+                // Only read(2) and lseek(2) name the file (`fuse_update_attributes` in fs/fuse/dir.c).
+                let believed = match fh.is_some() && self.drops_pages(node, &mut attr) {
+                    true => Duration::ZERO,
+                    false => believed,
+                };
+                Ok(KernelAnswer::Small(reply::attr(&attr, believed)))
             }
             Operation::Statx { fh, .. } => {
                 let attr = self.believable(node, self.getattr(cx, node, fh).await?)?;

@@ -1,13 +1,17 @@
 //! Which files and directories a request changes, for what was read ahead of it.
 
 use crate::front::Worker;
-use crate::proto::abi::init;
+use crate::proto::abi::{fattr, init};
 use crate::proto::{CopyArgs, Operation, Request};
 
 impl Worker {
     /// Notes what a request has changed, however it went, before it is answered. Nothing is read ahead
     /// where the kernel takes no attributes with names.
     pub(super) fn note_changes(&self, request: &Request<'_>) {
+        if let Some(node) = changed_data(request) {
+            // A read that was under way may leave what was there before.
+            self.shared.pages.doubt(node);
+        }
         if !self.shared.session.has(init::DO_READDIRPLUS) {
             return;
         }
@@ -38,5 +42,17 @@ impl Worker {
                 self.shared.changes.note(id);
             }
         }
+    }
+}
+
+/// The file whose data a request may have changed.
+fn changed_data(request: &Request<'_>) -> Option<u64> {
+    let node = request.head.node;
+    match &request.op {
+        Operation::Write { .. } | Operation::Fallocate { .. } => Some(node),
+        Operation::Setattr(args) => (args.valid & fattr::SIZE != 0).then_some(node),
+        Operation::Open { flags, .. } => (*flags as i32 & libc::O_TRUNC != 0).then_some(node),
+        Operation::CopyFileRange(CopyArgs { node_out, .. }) => Some(*node_out),
+        _ => None,
     }
 }

@@ -28,6 +28,7 @@ impl Worker {
         }
         let handle = self.handle(fh)?;
         self.used(node, &handle);
+        self.asked_for_pages((node, handle.id));
         let file = self.file_of(cx, &handle).await?;
         match file.read(cx, at, message.read_buffer(size)).await {
             Ok(data) => {

@@ -38,7 +38,11 @@ impl Worker {
         }
         // A recall finds a file by its id, and so one node of it.
         let is_found = self.shared.nodes.find(answered.id) == Some(answered.node.node);
-        if !is_found || !self.publish_attributes(answered.id, answered.asked, &valid.attr) {
+        let node = answered.node.node;
+        if !is_found
+            || !self.publish_attributes(answered.id, answered.asked, &valid.attr)
+            || self.doubts_pages(node)
+        {
             valid.attr = Default::default();
         }
         let named = answered.place.is_some_and(|place| {
@@ -63,7 +67,8 @@ impl Worker {
         }
         let id = self.shared.nodes.id(node).ok();
         let id = id.filter(|id| self.shared.nodes.find(*id) == Some(node));
-        match id.is_some_and(|id| self.publish_attributes(id, asked, &valid)) {
+        let holds = id.is_some_and(|id| self.publish_attributes(id, asked, &valid));
+        match holds && !self.doubts_pages(node) {
             true => valid,
             false => Default::default(),
         }

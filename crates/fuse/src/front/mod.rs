@@ -9,6 +9,7 @@ mod changes;
 pub(crate) mod dirs;
 mod file;
 mod leased;
+mod leased_pages;
 mod locks;
 mod misc;
 mod names;
@@ -184,9 +185,10 @@ impl Worker {
     }
 
     fn forget(&self, node: u64, lookups: u64) {
-        let MountShared { nodes, versions, lock_owners, capabilities, .. } = &*self.shared;
+        let MountShared { nodes, versions, pages, lock_owners, capabilities, .. } = &*self.shared;
         nodes.forget(node, lookups, || {
             versions.forget(node);
+            pages.forget(node);
             lock_owners.forget(node);
             capabilities.forget(node);
         });

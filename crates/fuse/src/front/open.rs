@@ -57,7 +57,7 @@ impl Worker {
                 let how = self.how(flags, open_flags);
                 let file = self.open_believed(cx, (node, id), how).await?;
                 let (kernel, dropping) =
-                    self.kernel_flags(cx, (node, asked, before), &file).await?;
+                    self.kernel_flags(cx, (node, asked, before), &file, how.flags).await?;
                 let kernel = (kernel | self.past_the_cache(how.flags), dropping);
                 self.open_answer(cx, Small::new(), file, how.flags, kernel)
             }
@@ -107,6 +107,11 @@ impl Worker {
         {
             self.note_capability(node, asked, &seen);
         }
+        if how.open.flags & libc::O_TRUNC != 0
+            && let Some(node) = self.shared.nodes.find(entry.id)
+        {
+            self.shared.pages.doubt(node); // the file may have been there
+        }
         let kernel = match self.shared.mode.pages(Some(entry.attr.validity)) {
             PageValidity::Never => fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES,
             PageValidity::UntilChanged | PageValidity::UntilRevoked => {
@@ -149,6 +154,7 @@ impl Worker {
         cx: &Context,
         (node, asked, before): (u64, XattrQuery, changes::ChangeNumber),
         file: &Arc<dyn OpenFile>,
+        flags: i32,
     ) -> Result<(u32, Option<PageDrop>)> {
         let seen = match file.at_open() {
             None if self.shared.mode.looks_at_open() => Some(self.seen_at_open(cx, file).await?),
@@ -159,10 +165,8 @@ impl Worker {
         }
         let watched = match self.shared.mode.pages(seen.map(|seen| seen.attr.validity)) {
             // Nothing is cached but for mappings, whose pages the kernel drops at each
-            // open without KEEP_CACHE.
-            PageValidity::Never => {
-                return Ok((fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES, None));
-            }
+            // open without KEEP_CACHE, and under leases.
+            PageValidity::Never => return Ok(self.open_strictly((node, file.id()), flags)),
             PageValidity::UntilChanged => false,
             // What has been said since of a change by others may be newer than this answer.
             PageValidity::UntilRevoked => !self.shared.changes.since(before, file.id()),
@@ -198,8 +202,10 @@ impl Worker {
     /// A request came through this open file, so that the kernel has had the answer to its
     /// opening.
     pub(crate) fn used(&self, node: u64, handle: &OpenHandle) {
-        if let Some(dropping) = handle.take_dropping() {
-            self.shared.versions.dropped(node, dropping);
+        let Some(dropping) = handle.take_dropping() else { return };
+        match self.shared.mode.is_leased() {
+            true => self.shared.pages.dropped(node, dropping),
+            false => self.shared.versions.dropped(node, dropping),
         }
     }
 

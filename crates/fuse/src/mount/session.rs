@@ -151,11 +151,9 @@ fn wanted(options: &Options) -> u64 {
         | init::HAS_RESEND;
     // With attributes believed for no time at all the kernel would look up every name again. So
     // fetching them with the names would be in vain.
+    // And without pages that are kept there is nothing to look at them for.
     if options.believes_names() {
-        flags |= init::DO_READDIRPLUS;
-    }
-    if options.consistency != Consistency::Strict {
-        flags |= init::AUTO_INVAL_DATA;
+        flags |= init::DO_READDIRPLUS | init::AUTO_INVAL_DATA;
     }
     if options.leases {
         flags |= init::HAS_EXPIRE_ONLY;

@@ -236,6 +236,11 @@ impl Handles {
         LockOwner::own(if by_handle { fh } else { owner })
     }
 
+    /// What is open, each as often as it is.
+    pub(crate) fn ids(&self) -> Vec<FileId> {
+        self.lock().slots.iter().flatten().map(|handle| handle.id).collect()
+    }
+
     /// Open files and directories.
     pub(crate) fn count(&self) -> usize {
         let live = self.lock();

@@ -217,9 +217,7 @@ pub(crate) fn drop_soon(shared: &Arc<MountShared>, files: &[FileId]) {
     files.iter().for_each(|file| shared.changes.note(*file));
     let nodes: BTreeSet<u64> = files.iter().filter_map(|file| shared.nodes.find(*file)).collect();
     nodes.iter().for_each(|node| shared.versions.changed_by_others(*node));
-    if !nodes.is_empty() && shared.invalidator.add(nodes) {
-        start(shared);
-    }
+    drop_nodes_soon(shared, nodes);
 }
 
 /// Has the kernel forget what it knows of `node`, a file that the caller has open, before this
@@ -244,6 +242,18 @@ pub(crate) async fn drop_now(shared: &Arc<MountShared>, cx: &Context, node: u64)
 /// Has the kernel forget a name in the directory `dir`. False: nothing drops it, and it runs out.
 pub(crate) async fn name_dropped(shared: &Arc<MountShared>, dir: u64, name: &Name) -> bool {
     dropped(shared, DropRequest::Name { dir, name }).await
+}
+
+/// Has the kernel forget the pages and the attributes of a file. False: there is nobody to drop them.
+pub(crate) async fn pages_dropped(shared: &Arc<MountShared>, node: u64) -> bool {
+    dropped(shared, DropRequest::Node(node)).await
+}
+
+/// The same of several files, soon, if there is anybody to do it.
+pub(crate) fn drop_nodes_soon(shared: &Arc<MountShared>, nodes: BTreeSet<u64>) {
+    if !nodes.is_empty() && shared.invalidator.add(nodes) {
+        start(shared);
+    }
 }
 
 /// False: there is nobody to drop it.

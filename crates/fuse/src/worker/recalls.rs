@@ -2,19 +2,31 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dray_core::{FileId, LeaseKinds, Name, Recall, RecallDone, RecallItem};
 use dray_rt::{now, sleep, timeout};
 
 use crate::notify::inval_inode;
-use crate::worker::invalidator::name_dropped;
+use crate::worker::invalidator::{drop_nodes_soon, name_dropped, pages_dropped};
 use crate::worker::shared::MountShared;
+
+/// How long a recall waits for pages. The kernel may wait for one that is being read, by a read that waits for
+/// the change that recalls.
+const PAGES_MAX: Duration = Duration::from_millis(200);
 
 /// Has the kernel forget what is recalled. Does not wait.
 pub(crate) fn recalled(shared: &Arc<MountShared>, recall: Recall, done: RecallDone) {
-    // All leases ended before this, and with them what the kernel was given.
-    let Recall::Items(items) = recall else { return };
+    let Recall::Items(items) = recall else {
+        // All leases ended before this, and with them the times that the kernel was given. Pages have none.
+        shared.pages.doubt_all();
+        return drop_nodes_soon(shared, shared.pages.nodes().into_iter().collect());
+    };
     items.iter().for_each(|item| shared.changes.note(item.id));
+    items
+        .iter()
+        .filter_map(|item| attributes_node(shared, item))
+        .for_each(|node| shared.pages.doubt(node));
     let shared = shared.clone();
     dray_rt::spawn(async move {
         for item in &items {
@@ -22,6 +34,7 @@ pub(crate) fn recalled(shared: &Arc<MountShared>, recall: Recall, done: RecallDo
                 drop_attributes(&shared, item.id);
             }
         }
+        let _ = timeout(PAGES_MAX, drop_pages(&shared, &items)).await; // else they stay in doubt
         for item in &items {
             if item.kinds.contains(LeaseKinds::NAMES) {
                 drop_names(&shared, item).await;
@@ -30,6 +43,23 @@ pub(crate) fn recalled(shared: &Arc<MountShared>, recall: Recall, done: RecallDo
         settle(&shared, &items).await;
         drop(done);
     });
+}
+
+/// The node of a file whose attributes are recalled.
+fn attributes_node(shared: &MountShared, item: &RecallItem) -> Option<u64> {
+    item.kinds.contains(LeaseKinds::ATTRIBUTES).then(|| shared.nodes.find(item.id)).flatten()
+}
+
+/// The pages of files whose attributes are recalled. A read(2) drops them itself. This is for mappings, and for
+/// splice(2), which ask for no attributes.
+async fn drop_pages(shared: &Arc<MountShared>, items: &[RecallItem]) {
+    for node in items.iter().filter_map(|item| attributes_node(shared, item)) {
+        if let Some(doubt) = shared.pages.doubted(node)
+            && pages_dropped(shared, node).await
+        {
+            shared.pages.dropped(node, doubt);
+        }
+    }
 }
 
 /// Takes no lock that a request could hold. The attributes of a node that is not there need not be dropped.

@@ -16,6 +16,7 @@ use crate::state::State;
 use crate::state::capabilities::Capabilities;
 use crate::state::changes::RecentChanges;
 use crate::state::handles::Handles;
+use crate::state::kernel_pages::KernelPages;
 use crate::state::nodes::Nodes;
 use crate::state::published::PublishedAnswers;
 use crate::state::stale_retries::StaleRetries;
@@ -44,6 +45,8 @@ pub(crate) struct MountShared {
     pub(crate) invalidator: Arc<Invalidator>,
     pub(crate) lock_owners: LockOwners,
     pub(crate) versions: Versions,
+    /// Of files under leases.
+    pub(crate) pages: KernelPages,
     pub(crate) capabilities: Capabilities,
     pub(crate) changes: RecentChanges,
     /// What the kernel was given under leases.
@@ -71,9 +74,13 @@ impl MountShared {
         if mode.names_may_change() {
             nodes.track_bindings();
         }
-        let published = PublishedAnswers::default();
+        let (published, pages) = (PublishedAnswers::default(), KernelPages::default());
+        let handles = Handles::new(state.clone());
         if adopted && mode.is_leased() {
             published.assume_names();
+            // What a predecessor knew of them nobody knows.
+            let open = handles.ids().into_iter().filter_map(|id| nodes.find(id));
+            open.for_each(|node| _ = pages.opened(node));
         }
         let lock_owners = match adopted {
             true => LockOwners::of_predecessor(&nodes, stack.session.lock_owners()),
@@ -88,12 +95,13 @@ impl MountShared {
             node: stack.session.node(),
             device,
             nodes,
-            handles: Handles::new(state.clone()),
+            handles,
             flights: Flights::new(workers),
             jobs: BatchJobs::default(),
             invalidator: Arc::default(),
             lock_owners,
             versions: Versions::default(),
+            pages,
             capabilities: Capabilities::default(),
             changes: RecentChanges::default(),
             published,

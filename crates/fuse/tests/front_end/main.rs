@@ -4,6 +4,7 @@ mod adoption;
 mod common;
 mod decode;
 mod handles;
+mod leased_pages;
 mod leases;
 mod listing;
 mod locks;

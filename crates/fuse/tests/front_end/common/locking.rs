@@ -16,6 +16,10 @@ pub struct Table {
     changed: dray_rt::sync::Notify,
     /// Reads wait until this is taken back, or they are cancelled.
     pub stalled: AtomicBool,
+    /// Reads are answered late: when this is taken back.
+    pub reads_late: AtomicBool,
+    /// Writes are carried out late: when this is taken back.
+    pub writes_held: AtomicBool,
     /// Flushes are answered late: when this is taken back.
     pub flushes_held: AtomicBool,
     /// Locks are given back late: when this is taken back, or not at all if that is cancelled.
@@ -50,6 +54,12 @@ impl Table {
     /// The owners that hold the locks.
     pub fn owners(&self) -> Vec<LockOwner> {
         self.held.lock().unwrap().iter().map(|(_, lock)| lock.owner).collect()
+    }
+
+    async fn while_set(&self, flag: &AtomicBool) {
+        while flag.load(Ordering::SeqCst) {
+            dray_rt::sleep(std::time::Duration::from_millis(1)).await;
+        }
     }
 
     /// Whether there was one left of `count`.
@@ -299,7 +309,10 @@ impl OpenFile for LockingFile {
 
     fn write<'a>(&'a self, cx: &'a Context, how: Write, from: Buf) -> Fut<'a, Result<usize>> {
         self.table.synced_writes.lock().unwrap().push(how.sync);
-        self.inner.write(cx, how, from)
+        Box::pin(async move {
+            self.table.while_set(&self.table.writes_held).await;
+            self.inner.write(cx, how, from).await
+        })
     }
 
     fn read<'a>(&'a self, cx: &'a Context, at: u64, into: BufMut) -> Fut<'a, Io<BufMut>> {
@@ -310,7 +323,9 @@ impl OpenFile for LockingFile {
                 }
                 dray_rt::sleep(std::time::Duration::from_millis(1)).await;
             }
-            self.inner.read(cx, at, into).await
+            let read = self.inner.read(cx, at, into).await;
+            self.table.while_set(&self.table.reads_late).await;
+            read
         })
     }
 

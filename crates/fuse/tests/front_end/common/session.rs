@@ -1,6 +1,7 @@
 //! A session that says when others have changed files, as a server does.
 
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use dray_core::{
@@ -8,9 +9,13 @@ use dray_core::{
     RecallDone, RecallItem, RequestId, SessionControl,
 };
 
-/// The callbacks for changes and for recalls, if they are set.
+/// The callbacks for changes and for recalls, if they are set, and what is leased.
 #[derive(Clone, Default)]
-pub struct NotifyingSession(Arc<Mutex<Option<HearChanges>>>, Arc<Mutex<Option<HearRecalls>>>);
+pub struct NotifyingSession(
+    Arc<Mutex<Option<HearChanges>>>,
+    Arc<Mutex<Option<HearRecalls>>>,
+    Arc<Mutex<HashMap<FileId, Attr>>>,
+);
 
 impl NotifyingSession {
     /// Another client has changed this file.
@@ -19,10 +24,20 @@ impl NotifyingSession {
         hear.as_ref().expect("the front end hears of changes")(vec![id]);
     }
 
+    fn leases(&self) -> MutexGuard<'_, HashMap<FileId, Attr>> {
+        self.2.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The server leases these attributes.
+    pub fn lease(&self, id: FileId, attr: Attr) {
+        self.leases().insert(id, attr);
+    }
+
     /// The server recalls these leases. Waits until they are given up, and says how long that took.
     pub fn recall(&self, items: Vec<RecallItem>) -> Duration {
         let hear = self.1.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let hear = hear.expect("the front end hears of recalls");
+        self.leases().retain(|id, _| !items.iter().any(|item| item.id == *id));
         let (tell, told) = mpsc::channel();
         let begin = Instant::now();
         std::thread::spawn(move || {
@@ -63,8 +78,8 @@ impl SessionControl for NotifyingSession {
     fn hear_recalls_by(&self, hear: HearRecalls) {
         *self.1.lock().unwrap_or_else(PoisonError::into_inner) = Some(hear);
     }
-    fn leased_attributes(&self, _: FileId) -> Option<Attr> {
-        None
+    fn leased_attributes(&self, id: FileId) -> Option<Attr> {
+        self.leases().get(&id).copied()
     }
     fn find_jobs_by(&self, _: FindJobs) {}
     fn goodbye(&self) {}

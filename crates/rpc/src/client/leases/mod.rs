@@ -197,11 +197,12 @@ impl LeasedAnswers {
         Some(attr)
     }
 
-    /// The same for a cache, which is not counted.
+    /// The same for a cache, which is not counted. The time of access may be an old one: the lease does not
+    /// cover it.
     pub(crate) fn leased_attributes(&self, id: FileId) -> Option<Attr> {
         let leased = self.active()?;
         leased.rest()?;
-        leased.attributes_of(id)
+        leased.attributes_with(id, |known| Some(known.attr))
     }
 
     /// Takes the answer of the server to a lookup that was asked for at `asked`. Says in it how
@@ -273,7 +274,7 @@ impl LeasedAnswers {
     }
 
     /// A file was read here. Its time of access may be another one by now: under `relatime`, if the
-    /// last access was before the last change.
+    /// last access was before the last change. The lease on all else goes on.
     pub(crate) fn was_read(&self, id: FileId) {
         let Some(leased) = self.active() else { return };
         let key = AnswerKey::of_attributes(id);

@@ -280,6 +280,9 @@ fn a_time_of_access_that_reading_may_set_is_asked_for_again() {
             leases.attributes(leases.asking(), FILE, attr);
             leases.was_read(FILE);
             assert_eq!(leases.getattr(FILE).is_some(), left);
+            assert!(leases.leased_attributes(FILE).is_some(), "nobody else has changed it");
+            leases.attributes(leases.asking(), FILE, attr);
+            assert!(leases.getattr(FILE).is_some());
         }
     });
 }
