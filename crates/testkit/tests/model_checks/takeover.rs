@@ -102,6 +102,18 @@ fn a_copy_of_long_ago_replaces_no_journal() {
     is_well(3, WorkloadKind::Register, 18);
 }
 
+/// A replay had opened a file again when its server died. The client's next connection asked the next server
+/// for the same, which has the file open for as long as the session lasts.
+#[test]
+fn a_replay_opens_no_file_at_the_server_after_the_one_that_it_is_for() {
+    for (kind, seed) in
+        [(WorkloadKind::Append, 39), (WorkloadKind::Believed, 93), (WorkloadKind::Believed, 142)]
+    {
+        let ran = run_takeovers(PairKind::TwoMachines, kind, seed, None);
+        ran.unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
 /// Some of these seeds, and one that is well, shows what is broken.
 fn shows(what: Sabotage, (pair, kind): (PairKind, WorkloadKind), seeds: Range<u64>) {
     let shows = |seed: &u64| {

@@ -240,6 +240,7 @@ impl LinkSink {
         let epoch = ConnectionEpoch { power_epoch, session_state: SessionState::of(&welcome) };
         let granted = (welcome.calls_max, welcome.slots);
         let one_way = self.features & FEATURE_ONE_WAY != 0;
+        self.link.end_former_replay(); // before this channel, or any other, sends its calls again
         self.channel.up(self.connection.clone(), (welcome.session, epoch), granted, one_way);
         self.channel.notify_idle(&self.link.slots.idle());
         if forgotten.is_some() && stamps && self.features & RECOVERING != 0 {

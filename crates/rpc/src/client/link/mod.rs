@@ -73,8 +73,8 @@ pub(crate) struct Link {
     /// The instance of the server where everything is reestablished.
     returned: AtomicU64,
     pub(crate) unsynced: UnsyncedLog,
-    /// The channel of the replay that was begun last.
-    replaying: Mutex<Weak<Channel>>,
+    /// The replay that was begun last: the epoch of the server that it is for, and its channel.
+    replaying: Mutex<(SessionState, Weak<Channel>)>,
     reestablishing: Mutex<ReestablishQueue>,
     requests: AtomicU64,
     /// Numbers that this process gives to files are not less, and those of processes before it are.
@@ -275,11 +275,25 @@ impl Link {
         if known.session_state() != session_state {
             return false;
         }
-        let mut replaying = self.replaying.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = std::mem::replace(&mut *replaying, Arc::downgrade(channel));
-        drop((replaying, known));
+        let next = (session_state, Arc::downgrade(channel));
+        let (_, before) = std::mem::replace(&mut *self.replaying(), next);
+        drop(known);
         before.upgrade().into_iter().for_each(|channel| channel.shut());
         true
+    }
+
+    /// Ends the replay with another epoch of the server than the present one. Its calls must not be
+    /// sent again at this one: nobody would close the files that they open.
+    pub(crate) fn end_former_replay(&self) {
+        let known = self.server(); // while it is held no other epoch is met
+        let (replayed_to, channel) = self.replaying().clone();
+        let former = replayed_to != known.session_state();
+        drop(known);
+        channel.upgrade().filter(|_| former).into_iter().for_each(|channel| channel.shut());
+    }
+
+    fn replaying(&self) -> MutexGuard<'_, (SessionState, Weak<Channel>)> {
+        self.replaying.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until a server has welcomed this process: only then it is known what it can do.
