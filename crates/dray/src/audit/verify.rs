@@ -1,7 +1,7 @@
 //! Checks a log, and shows what there is of it.
 
-use dray_layers::audit::{HASH_BYTES, Hash, verify};
-use serde_json::json;
+use dray_layers::audit::{Consumer, HASH_BYTES, Hash, verify};
+use serde_json::{Value, json};
 
 use super::access::{LogSummary, log_text};
 use super::consumers::with_server;
@@ -9,6 +9,7 @@ use super::place::LogPlace;
 use super::search::Progress;
 use super::sources::{LogSource, for_each};
 use crate::args::{LogArgs, VerifyArgs};
+use crate::audit::time;
 use crate::error::{ErrorContext, Failure};
 use crate::output;
 
@@ -79,11 +80,16 @@ fn stat_of(is_json: bool, source: &LogSource, summary: &LogSummary) -> Result<()
     let lag = consumers.iter().map(|one| next_index.saturating_sub(one.bookmark)).max();
     let lag = lag.unwrap_or(0);
     if is_json {
-        let object = json!({
+        let mut object = json!({
             "export": source.export(), "log": log.map(log_text), "segments": segments,
             "bytes": bytes, "first_index": first_index, "next_index": next_index,
             "consumers": consumers.len(), "lag": lag,
         });
+        let troubled = consumers.iter().filter(|one| !one.trouble.is_empty());
+        let troubles: Vec<_> = troubled.map(|one| trouble_json(one, *next_index)).collect();
+        if !troubles.is_empty() {
+            object["troubles"] = json!(troubles);
+        }
         let mut object = with_server(source, object);
         if source.server().is_none() {
             object["dir"] = json!(place);
@@ -95,5 +101,21 @@ fn stat_of(is_json: bool, source: &LogSource, summary: &LogSummary) -> Result<()
          slowest {lag} behind",
         next_index.saturating_sub(1),
         consumers.len()
-    ))
+    ))?;
+    for one in consumers.iter().filter(|one| !one.trouble.is_empty()) {
+        let (lag, since) = (next_index.saturating_sub(one.bookmark), time::shown(one.trouble_us));
+        output::print_line(format_args!(
+            "{}: since {since}: {}; it is tried again, and the log keeps its {lag} records",
+            one.name,
+            output::plain(&one.trouble)
+        ))?;
+    }
+    Ok(())
+}
+
+fn trouble_json(consumer: &Consumer, next_index: u64) -> Value {
+    json!({
+        "name": consumer.name, "why": consumer.trouble, "since": time::shown(consumer.trouble_us),
+        "lag": next_index.saturating_sub(consumer.bookmark),
+    })
 }

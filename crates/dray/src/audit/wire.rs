@@ -33,17 +33,63 @@ pub fn filter_of(wanted: &AuditWanted) -> Result<AuditFilter, UnknownKind> {
 }
 
 pub fn wire_consumer(consumer: &Consumer) -> AuditConsumer {
-    let Consumer { name, log, bookmark, kinds, uid, job, path, moved_us, idle_max_s } =
-        consumer.clone();
+    let Consumer {
+        name,
+        log,
+        bookmark,
+        kinds,
+        uid,
+        job,
+        path,
+        moved_us,
+        idle_max_s,
+        trouble,
+        trouble_us,
+    } = consumer.clone();
     let kinds = kinds.join("+");
-    AuditConsumer { name, log, bookmark, kinds, uid, job, path, moved_us, idle_max_s }
+    AuditConsumer {
+        name,
+        log,
+        bookmark,
+        kinds,
+        uid,
+        job,
+        path,
+        moved_us,
+        idle_max_s,
+        trouble,
+        trouble_us,
+    }
 }
 
 pub fn consumer_of_wire(consumer: AuditConsumer) -> Consumer {
-    let AuditConsumer { name, log, bookmark, kinds, uid, job, path, moved_us, idle_max_s } =
-        consumer;
-    let kinds = kinds_of(&kinds);
-    Consumer { name, log, bookmark, kinds, uid, job, path, moved_us, idle_max_s }
+    let kinds = kinds_of(&consumer.kinds);
+    let AuditConsumer {
+        name,
+        log,
+        bookmark,
+        kinds: _,
+        uid,
+        job,
+        path,
+        moved_us,
+        idle_max_s,
+        trouble,
+        trouble_us,
+    } = consumer;
+    Consumer {
+        name,
+        log,
+        bookmark,
+        kinds,
+        uid,
+        job,
+        path,
+        moved_us,
+        idle_max_s,
+        trouble,
+        trouble_us,
+    }
 }
 
 /// Without the place, which is nobody else's affair.
@@ -97,6 +143,8 @@ mod tests {
             kinds: vec!["create".into(), "change".into()],
             bookmark: 9,
             idle_max_s: Some(3),
+            trouble: "away".into(),
+            trouble_us: 7,
             ..Consumer::default()
         };
         assert_eq!(consumer_of_wire(wire_consumer(&consumer)), consumer);

@@ -43,6 +43,12 @@ pub struct Consumer {
     /// Without a move for so long it keeps no records, seconds; none: it always does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_max_s: Option<u64>,
+    /// Why it does not get on, in words, where the server passes records on to it; empty: it does.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub trouble: String,
+    /// Since when it does not, microseconds since 1970.
+    #[serde(default)]
+    pub trouble_us: u64,
 }
 
 impl Consumer {

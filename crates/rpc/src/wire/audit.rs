@@ -99,6 +99,10 @@ wire_struct! {
         moved_us: u64,
         /// Without a move for so long it keeps no records, seconds.
         idle_max_s: Option<u64>,
+        /// Why it does not get on, where the server passes records on to it; empty: it does.
+        trouble: String,
+        /// Since when it does not, microseconds since 1970.
+        trouble_us: u64,
     }
 }
 

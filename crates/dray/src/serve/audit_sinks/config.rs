@@ -7,6 +7,7 @@ use dray_layers::audit::{Consumer, KindSet};
 use serde::Deserialize;
 
 use super::file::FileSink;
+use super::kafka::{KafkaAddress, KafkaSink};
 use super::otlp::OtlpSink;
 use super::syslog::{SyslogAddress, SyslogSink};
 use super::{Sink, http};
@@ -52,6 +53,7 @@ enum SinkKind {
     File { path: PathBuf, max_bytes: u64, keep: u32 },
     Syslog(SyslogAddress),
     Otlp(http::Url),
+    Kafka(KafkaAddress),
 }
 
 impl SinkTable {
@@ -70,11 +72,17 @@ impl SinkTable {
                 let url = self.url.as_deref().ok_or("a sink by OTLP needs a url")?;
                 SinkKind::Otlp(url.parse()?)
             }
-            Some(other) => {
-                let meant = meant(other, ["file", "syslog", "otlp"]);
-                return Err(format!("a sink is file, syslog or otlp, not `{other}`{meant}"));
+            Some("kafka") => {
+                let address = self.address.as_deref().ok_or(
+                    "a sink to Kafka needs an address, such as kafka://broker:9092/dray-audit",
+                )?;
+                SinkKind::Kafka(address.parse()?)
             }
-            None => return Err("it has no type: file, syslog or otlp".to_owned()),
+            Some(other) => {
+                let meant = meant(other, ["file", "syslog", "otlp", "kafka"]);
+                return Err(format!("a sink is file, syslog, otlp or kafka, not `{other}`{meant}"));
+            }
+            None => return Err("it has no type: file, syslog, otlp or kafka".to_owned()),
         };
         let (exports, kinds) = (self.exports.clone(), self.kinds.clone());
         Ok(SinkPlan { name: name.to_owned(), exports, kinds, to })
@@ -107,6 +115,7 @@ impl SinkPlan {
             }
             SinkKind::Syslog(address) => Box::new(SyslogSink::connect(address, export)?),
             SinkKind::Otlp(url) => Box::new(OtlpSink::new(url.clone(), export)),
+            SinkKind::Kafka(address) => Box::new(KafkaSink::connect(address, export)?),
         })
     }
 }
@@ -121,6 +130,7 @@ mod tests {
         plan("type = 'file'\npath = '/var/log/audit.json'\nmax = '1M'\nkeep = 3").unwrap();
         plan("type = 'syslog'\naddress = 'udp://10.0.0.1:514'\nkinds = ['change']").unwrap();
         plan("type = 'syslog'\naddress = 'unix:///dev/log'").unwrap();
+        plan("type = 'kafka'\naddress = 'kafka://a:9092,b:9092/audit'").unwrap();
         let one = plan("type = 'otlp'\nurl = 'http://c:4318/v1/logs'\nexports = ['a']").unwrap();
         assert!(one.wants("a") && !one.wants("b"));
         for (text, words) in [
@@ -129,6 +139,8 @@ mod tests {
             ("type = 'file'\npath = 'x'", "absolute path"),
             ("type = 'syslog'", "needs an address"),
             ("type = 'syslog'\naddress = 'x'", "udp://HOST:PORT"),
+            ("type = 'kafka'", "needs an address"),
+            ("type = 'kafka'\naddress = 'a:9092'", "kafka://HOST:PORT"),
             ("type = 'otlp'\nurl = 'https://c/v1/logs'", "http://"),
             ("type = 'file'\npath = '/x'\nkinds = ['x']", "there are: all"),
         ] {

@@ -7,8 +7,11 @@
 mod config;
 mod file;
 mod http;
+mod kafka;
 mod otlp;
 mod syslog;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::path::Path;
@@ -54,7 +57,7 @@ pub fn start(
         let wanted = exports.iter().filter(|one| plan.wants(&one.name) && audited(&one.name));
         for export in wanted {
             let place = LogPlace::in_state(state, &export.name);
-            let task = SinkTask { plan: plan.clone(), place, said: false };
+            let task = SinkTask { plan: plan.clone(), place, trouble: None };
             std::thread::Builder::new()
                 .name("dray-sink".into())
                 .spawn(move || task.run())
@@ -64,12 +67,16 @@ pub fn start(
     Ok(())
 }
 
+fn now_us() -> u64 {
+    dray_rt::wall_clock().as_micros() as u64
+}
+
 /// One sink of one log.
 struct SinkTask {
     plan: SinkPlan,
     place: LogPlace,
-    /// That it does not get on has been logged.
-    said: bool,
+    /// Why it did not get on at last, as the log and the file of the consumer have it.
+    trouble: Option<String>,
 }
 
 impl SinkTask {
@@ -82,20 +89,54 @@ impl SinkTask {
             if begun.elapsed() > PAUSE_MAX {
                 pause = PAUSE_MIN;
             }
-            if !std::mem::replace(&mut self.said, true) {
-                log::error!(
-                    "audit sink `{}` of export `{}`: {error}; it is tried again, and the log keeps the records",
-                    self.plan.name,
-                    self.place.export
-                );
-            }
+            self.note_trouble(&error.to_string());
             std::thread::sleep(pause);
             pause = (pause * 2).min(PAUSE_MAX);
         }
     }
 
+    fn consumer_name(&self) -> String {
+        format!("sink-{}", self.plan.name)
+    }
+
+    /// Says why the sink does not get on: in the log, and in the file of the consumer, where `dray audit stat`
+    /// finds it.
+    fn note_trouble(&mut self, why: &str) {
+        if self.trouble.as_deref() == Some(why) {
+            return;
+        }
+        if self.trouble.replace(why.to_owned()).is_none() {
+            let (name, export) = (&self.plan.name, &self.place.export);
+            log::error!(
+                "audit sink `{name}` of export `{export}`: {why}; it is tried again, and the log keeps the \
+                 records"
+            );
+        }
+        let consumers = self.place.consumers();
+        let Ok(Some(known)) = consumers.find(&self.consumer_name()) else { return };
+        let is_new = known.trouble.is_empty();
+        let trouble_us = if is_new { now_us() } else { known.trouble_us };
+        let noted = consumers.save(&Consumer { trouble: why.to_owned(), trouble_us, ..known });
+        if let Err(error) = noted {
+            log::debug!("the state of audit sink `{}` cannot be noted: {error}", self.plan.name);
+        }
+    }
+
+    /// The other end takes records.
+    fn note_success(&mut self, consumer: &mut Consumer, consumers: &Consumers) -> io::Result<()> {
+        if self.trouble.take().is_some() {
+            let (name, export) = (&self.plan.name, &self.place.export);
+            log::warn!("audit sink `{name}` of export `{export}` gets records again");
+        }
+        if consumer.trouble.is_empty() {
+            return Ok(());
+        }
+        consumer.trouble.clear();
+        consumers.save(consumer)
+    }
+
     fn consumer(&self, consumers: &Consumers) -> io::Result<Consumer> {
-        let name = format!("sink-{}", self.plan.name);
+        let name = self.consumer_name();
         let known =
             consumers.find(&name)?.unwrap_or(Consumer { bookmark: 1, name, ..Consumer::default() });
         let consumer = Consumer { kinds: self.plan.kinds.clone(), ..known };
@@ -123,14 +164,14 @@ impl SinkTask {
             }
             if !records.is_empty() {
                 sink.send(&records)?;
-                if std::mem::take(&mut self.said) {
-                    log::warn!("audit sink `{}` gets records again", self.plan.name);
-                }
+            }
+            if !records.is_empty() || !more {
+                self.note_success(&mut consumer, &consumers)?;
             }
             let is_due = kept.is_none_or(|last| last.elapsed() >= KEEP_EVERY);
             if reader.next_index() > consumer.bookmark && (is_due || !more) {
                 consumer.bookmark = reader.next_index();
-                consumer.moved_us = dray_rt::wall_clock().as_micros() as u64;
+                consumer.moved_us = now_us();
                 consumers.save(&consumer)?;
                 kept = Some(dray_rt::now());
             }

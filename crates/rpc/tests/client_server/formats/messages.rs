@@ -306,6 +306,8 @@ fn audit_consumer() -> AuditConsumer {
         path: Some("/d".into()),
         moved_us: 5,
         idle_max_s: Some(6),
+        trouble: "away".into(),
+        trouble_us: 7,
     }
 }
 
