@@ -74,7 +74,7 @@ impl Broker {
             newest.filter(|_| code == ErrorCode::NONE && offers(ApiKey::Metadata, METADATA));
         self.produce_version = newest.ok_or_else(|| {
             io::Error::other(
-                "its versions of Kafka's protocol are none of those that dray speaks: Kafka 1.0 to 4 have these",
+                "its versions of Kafka's protocol are none of those that dray speaks (Produce 3 to 8, Metadata): take a newer broker",
             )
         })?;
         Ok(())
