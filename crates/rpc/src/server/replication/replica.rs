@@ -77,6 +77,8 @@ struct State {
     awaits_primary: bool,
     /// A copy has begun in this epoch: what follows it can be applied.
     has_copy: bool,
+    /// The membership says that this server has everything. So no copy is under way.
+    is_in_step: bool,
     /// The number of the next batch of this epoch.
     next: u64,
     sessions: BTreeMap<u64, Arc<dyn SlotLog>>,
@@ -123,6 +125,11 @@ impl JournalReplica {
         if !begins_copy && (!state.has_copy || number > state.next) {
             return Err(ReplicaRefusal::Incomplete);
         }
+        // A copy that this process has not seen the end of, and that was for the process before it. It would
+        // replace the journal that this server takes over with.
+        if begins_copy && state.is_in_step && !state.has_copy {
+            return Err(ReplicaRefusal::Incomplete);
+        }
         for entry in entries {
             self.apply(&mut state, entry)?;
         }
@@ -144,10 +151,15 @@ impl JournalReplica {
         self
     }
 
-    /// Takes notes of the primary of `epoch`, or a later one.
-    pub(super) fn open_from(&self, epoch: u64) {
+    /// Takes notes of the primary of `epoch`, or a later one. `in_step`: the membership says that this
+    /// server has everything that clients rely on. The primary takes that back before it copies anew.
+    pub(super) fn open_from(&self, epoch: u64, in_step: bool) {
         self.close_before(epoch);
-        self.lock().awaits_primary = false;
+        let mut state = self.lock();
+        state.awaits_primary = false;
+        if epoch == state.epoch {
+            state.is_in_step = in_step;
+        }
     }
 
     /// Takes nothing any more from primaries before `epoch`.
@@ -298,9 +310,27 @@ mod tests {
         let replica = JournalReplica::new(Arc::new(journal.clone())).that_awaits_its_primary();
         assert!(matches!(replica.take(1, 0, &copy()), Err(ReplicaRefusal::Incomplete)));
         assert_eq!(journal.load()[0].0.id, 7);
-        replica.open_from(3);
+        replica.open_from(3, false);
         assert!(matches!(replica.take(1, 0, &copy()), Err(ReplicaRefusal::Deposed)));
         replica.take(3, 0, &copy()).unwrap();
+        assert_eq!(journal.load()[0].0.id, 1);
+    }
+
+    /// The beginning of a copy that the process before had taken came again to the process after it. The
+    /// journal was empty when that took over, and clients lost their sessions.
+    // proves: P200
+    #[test]
+    fn a_process_that_is_in_step_takes_no_copy_before_that_is_taken_back() {
+        let journal = MemoryJournal::default();
+        journal.create(&session(7), 1).unwrap();
+        let replica = JournalReplica::new(Arc::new(journal.clone())).that_awaits_its_primary();
+        replica.open_from(3, true);
+        assert!(matches!(replica.take(3, 0, &copy()), Err(ReplicaRefusal::Incomplete)));
+        assert_eq!(journal.load()[0].0.id, 7);
+        replica.open_from(3, false);
+        replica.take(3, 4, &copy()).unwrap();
+        replica.open_from(3, true);
+        replica.take(3, 5, &copy()).unwrap(); // the membership may not have said it here yet
         assert_eq!(journal.load()[0].0.id, 1);
     }
 

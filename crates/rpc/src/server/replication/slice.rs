@@ -222,7 +222,7 @@ impl SliceServer {
     async fn follow(&self, state: SliceState, revision: Revision) -> bool {
         let SliceOptions { membership, name, .. } = &self.slice;
         self.lock().began = true; // what this machine lost is lost; the primary's journal counts
-        self.replica.open_from(state.epoch);
+        self.replica.open_from(state.epoch, state.in_step);
         if !state.in_step || membership.is_member(state.primary) {
             return false;
         }
