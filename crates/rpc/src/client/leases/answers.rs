@@ -97,6 +97,7 @@ impl<T: Weighed> Answers<T> {
         if let Some(answer) = made {
             shard.put(key.0, answer);
         }
+        shard.shrink(); // the one that stayed may have grown
         is_made
     }
 
@@ -165,7 +166,6 @@ impl<T: Weighed> Shard<T> {
             self.places.insert(key, place);
             self.entries[place as usize] = Entry { key, used: false, answer: Some(answer) };
         }
-        self.shrink();
     }
 
     fn free_place(&mut self) -> u32 {
@@ -269,5 +269,20 @@ mod tests {
         assert_eq!((answers.count(), answers.bytes()), (10, 9990));
         answers.update(key(0), |answer| Some(std::mem::replace(answer, 0)));
         assert_eq!(answers.bytes(), 8991);
+    }
+
+    /// The pages of a large directory were added to its listing, and nobody looked at the sum.
+    // proves: P231
+    #[test]
+    fn an_answer_that_grows_where_it_is_weighs_no_more_than_it_may() {
+        let answers = Answers::large(1500);
+        for ino in 0..3 {
+            remember(&answers, ino, 1);
+            answers.remember(key(ino), |known| {
+                *known? = 900;
+                None
+            });
+            assert!(answers.bytes() <= 1500, "{}", answers.bytes());
+        }
     }
 }
