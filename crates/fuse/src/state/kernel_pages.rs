@@ -15,15 +15,16 @@ use dray_rt::{Instant, now};
 
 use crate::worker::versions::PageDrop;
 
-/// Files whose pages are looked after. Further ones are opened past the cache.
+/// Files whose pages are looked after, about. Further ones are opened past the cache.
 const FILES_MAX: usize = 1 << 20;
+/// Independent parts, so that threads seldom meet: each read and each lookup looks here.
+const SHARDS: usize = 64;
 /// Where the times of change begin that no file has: seconds.
 const NEVER_S: i64 = -(1 << 60);
 
 /// The pages of all files of which the kernel may have some.
-#[derive(Default)]
 pub(crate) struct KernelPages {
-    files: Mutex<IdMap<u64, FilePages>>,
+    files: Box<[Mutex<IdMap<u64, FilePages>>]>,
     /// How many: nearly all that is asked ends here where there are none.
     count: AtomicUsize,
     /// The number of the last doubt.
@@ -54,9 +55,21 @@ pub(crate) enum PagesAtOpen {
     Unknown,
 }
 
+impl Default for KernelPages {
+    fn default() -> KernelPages {
+        KernelPages {
+            files: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            count: AtomicUsize::new(0),
+            doubts: AtomicU64::new(0),
+            doubt_of_all: AtomicU64::new(0),
+        }
+    }
+}
+
 impl KernelPages {
-    fn lock(&self) -> MutexGuard<'_, IdMap<u64, FilePages>> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The part that has a file, if any does. Nodes are numbered one after the other.
+    fn shard(&self, node: u64) -> MutexGuard<'_, IdMap<u64, FilePages>> {
+        self.files[node as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn next(&self) -> u64 {
@@ -73,22 +86,22 @@ impl KernelPages {
         if self.count.load(Ordering::SeqCst) == 0 {
             return None;
         }
-        self.lock().get_mut(&node).map(read)
+        self.shard(node).get_mut(&node).map(read)
     }
 
     /// A file is opened, and its pages are looked after from now on.
     pub(crate) fn opened(&self, node: u64) -> PagesAtOpen {
-        let mut files = self.lock();
+        let mut files = self.shard(node);
         if let Some(pages) = files.get(&node) {
             return self.last_doubt(pages).map_or(PagesAtOpen::Kept, PagesAtOpen::Dropped);
         }
-        if files.len() >= FILES_MAX {
+        if self.count.load(Ordering::SeqCst) >= FILES_MAX {
             return PagesAtOpen::Unknown;
         }
         // Mappings may have left some.
         let doubt = self.next();
         files.insert(node, FilePages { doubt, dropped: 0, renewed: None, is_dropping: false });
-        self.count.store(files.len(), Ordering::SeqCst);
+        self.count.fetch_add(1, Ordering::SeqCst);
         PagesAtOpen::Dropped(PageDrop(doubt))
     }
 
@@ -106,7 +119,10 @@ impl KernelPages {
 
     /// All files of which there may be pages.
     pub(crate) fn nodes(&self) -> Vec<u64> {
-        self.lock().keys().copied().collect()
+        let nodes = |files: &Mutex<IdMap<u64, FilePages>>| -> Vec<u64> {
+            files.lock().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
+        };
+        self.files.iter().flat_map(nodes).collect()
     }
 
     /// The pages of a file may be old by now, or those that the kernel has asked for may be.
@@ -162,9 +178,9 @@ impl KernelPages {
         if self.count.load(Ordering::SeqCst) == 0 {
             return;
         }
-        let mut files = self.lock();
-        files.remove(&node);
-        self.count.store(files.len(), Ordering::SeqCst);
+        if self.shard(node).remove(&node).is_some() {
+            self.count.fetch_sub(1, Ordering::SeqCst);
+        }
     }
 }
 
