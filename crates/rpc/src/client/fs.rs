@@ -1,23 +1,23 @@
 //! `FileSystem` at the client end. Every method is one call.
 
+mod opening;
+
 use std::sync::Arc;
 
 use dray_core::{
-    Access, AtOpen, Attr, Buf, Context, CreateHow, Entry, Errno, Error, Fate, FileId, FileSystem,
-    FileType, FsInfo, Fut, Make, Name, Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result,
-    SetAttr, Statfs, Timestamp, Uid, XattrSet, must_fit_one_call, open_named, put_in_steps,
+    Access, Attr, Buf, Context, CreateHow, Entry, Errno, Error, FileId, FileSystem, FileType,
+    FsInfo, Fut, Make, Name, Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs,
+    Timestamp, Uid, XattrSet, must_fit_one_call, open_named, put_in_steps,
 };
 
 use crate::client::channel::{CallAnswer, OutgoingCall, ReplyInfo, error_of};
 use crate::client::durability::{ExpectedName, FileChange, NameChange, changes_of};
-use crate::client::file::RemoteFile;
 use crate::client::leased_directory::LeasedDirectory;
 use crate::client::leases::OwnChange;
-use crate::client::link::{Link, SessionState};
-use crate::client::open_ahead::{Guess, Surplus};
+use crate::client::link::Link;
 use crate::client::session::ClientSession;
 use crate::client::slots::{ReplaySlot, SlotPurpose};
-use crate::wire::{Call, Change, Input, Ticket, Wire};
+use crate::wire::{Call, Change, Input, Wire};
 
 /// The client's substitute for an operation that a server of an earlier version does not have.
 enum Without {
@@ -155,84 +155,6 @@ impl RemoteFs {
         outcome.map_err(|failure| error_of(failure).during(call.op()))
     }
 
-    /// An open file, with what its opening answered.
-    pub(super) fn file(
-        &self,
-        id: FileId,
-        handle: u64,
-        how: OpenHow,
-        opened: (Option<AtOpen>, Option<Ticket>),
-    ) -> RemoteFile {
-        RemoteFile::new(self.session.clone(), id, handle, how, opened)
-    }
-
-    /// A file that the call just answered has made.
-    async fn made(
-        &self,
-        cx: &Context,
-        (entry, no_capability): (Entry, bool),
-        (handle, how): (u64, OpenHow),
-        made: ReplyInfo,
-    ) -> Result<(Entry, Arc<dyn OpenFile>)> {
-        let at_open = how.with_attr.then_some(AtOpen {
-            attr: entry.attr,
-            no_capability,
-            times_past: made.times_past,
-        });
-        let file = self.changed_file(cx, entry.id, (handle, how), at_open, made);
-        Ok((entry, Arc::new(file.confirmed(cx, made.session_state).await?)))
-    }
-
-    /// A file that the call just answered opened, and cut or made.
-    fn changed_file(
-        &self,
-        cx: &Context,
-        id: FileId,
-        (handle, how): (u64, OpenHow),
-        at_open: Option<AtOpen>,
-        made: ReplyInfo,
-    ) -> RemoteFile {
-        let file = self.file(id, handle, how, (at_open, made.ticket));
-        let cut = how.truncates().then_some(Change::Size { size: 0 });
-        file.changed(cx, made, cut.or(Some(Change::Attr(SetAttr::default()))), &[]);
-        file
-    }
-
-    /// Looks a name up and has the file opened for the opening that is expected next.
-    async fn lookup_open(
-        &self,
-        cx: &Context,
-        (dir, name): (FileId, &Name),
-        (guess, handle): (Guess, u64),
-    ) -> Result<Entry> {
-        let link = &self.session.link;
-        let ahead = &link.open_ahead;
-        let call = Call::LookupOpen { dir, name: name.as_bytes(), how: guess.how, handle };
-        let asked = link.leases.asking();
-        match self.send::<(Entry, bool)>(cx, &call, None, None).await {
-            Ok(((entry, open), made)) => {
-                if ahead.answered((guess, handle), Some(&entry), (open, made)) {
-                    link.watch_ahead(&self.session);
-                }
-                link.leases.looked_up(asked, (cx, dir, name), Ok(entry))
-            }
-            Err(error) => {
-                // The channel closes a file that was opened for nothing, when the channel hears of
-                // it.
-                match error.fate() {
-                    Fate::Unknown => ahead.left(&guess),
-                    _ => _ = ahead.answered((guess, handle), None, (false, ReplyInfo::default())),
-                }
-                if error.errno() != Errno::ENOTSUP {
-                    let error = error.during(Op::Lookup);
-                    return link.leases.looked_up(asked, (cx, dir, name), Err(error));
-                }
-                // The call came to a server of an earlier version that took this one's place.
-                self.lookup_alone(cx, dir, name).await
-            }
-        }
-    }
-
     /// Looks a name up at the server, and opens nothing.
     async fn lookup_alone(&self, cx: &Context, dir: FileId, name: &Name) -> Result<Entry> {
         let leases = &self.session.link.leases;
@@ -252,70 +174,6 @@ impl RemoteFs {
     /// An answer that is not remembered.
     fn without_lease(&self, entry: Entry) -> Entry {
         Entry { attr: self.session.link.leases.not_remembered(entry.attr), ..entry }
-    }
-
-    /// The file, if the lookup before has opened it for this.
-    fn opened_ahead(
-        &self,
-        cx: &Context,
-        id: FileId,
-        how: OpenHow,
-    ) -> Option<(RemoteFile, SessionState)> {
-        let link = &self.session.link;
-        let (opened, surplus) = link.open_ahead.take(cx, id, how);
-        self.close_surplus(surplus);
-        let opened = opened?;
-        if !link.files.aliases.note(link.own_request_of(cx), opened.handle) {
-            self.close_surplus(Some(link.open_ahead.unused(&opened)));
-            return None;
-        }
-        let file = self.file(id, opened.handle, how, (None, opened.ticket));
-        link.open_ahead.used(&opened);
-        Some((file, opened.session_state))
-    }
-
-    /// Opens a file that is to be called so, or just that file.
-    pub(super) async fn open_at(
-        &self,
-        cx: &Context,
-        place: Option<(FileId, &Name)>,
-        id: FileId,
-        how: OpenHow,
-    ) -> Result<Arc<dyn OpenFile>> {
-        // A file that a lookup has opened had its name then, and may have lost it since.
-        if place.is_some() {
-            self.close_surplus(self.session.link.open_ahead.passed_over(cx));
-        } else if let Some((file, session_state)) = self.opened_ahead(cx, id, how) {
-            return Ok(Arc::new(file.confirmed(cx, session_state).await?));
-        }
-        let handle = self.session.link.handle_of(cx);
-        let call = match place {
-            Some((dir, name)) => Call::OpenNamed { dir, name: name.as_bytes(), id, how, handle },
-            None => Call::Open { id, how, handle, again: false },
-        };
-        // Cutting a file twice could cut what was written in between.
-        let leases = &self.session.link.leases;
-        let asked = leases.asking();
-        let with_times = |at_open: Option<AtOpen>, made: ReplyInfo| {
-            at_open.map(|seen| {
-                let attr = leases.attributes(asked, id, seen.attr);
-                AtOpen { attr, times_past: made.times_past, ..seen }
-            })
-        };
-        let (file, made) = if how.truncates() {
-            let (at_open, made) = self.change(cx, call).await?;
-            (self.changed_file(cx, id, (handle, how), with_times(at_open, made), made), made)
-        } else {
-            let (at_open, made) = self.send(cx, &call, None, None).await?;
-            (self.file(id, handle, how, (with_times(at_open, made), made.ticket)), made)
-        };
-        Ok(Arc::new(file.confirmed(cx, made.session_state).await?))
-    }
-
-    fn close_surplus(&self, surplus: Option<Surplus>) {
-        if let Some(surplus) = surplus {
-            self.session.link.close_surplus(&self.session, surplus);
-        }
     }
 
     /// A put in one call, if the server knows it: create, write and close in one round trip.

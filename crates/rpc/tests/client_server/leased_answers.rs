@@ -3,49 +3,21 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::common::{client_options, connect, memory, serve_simulated, simulate};
+use crate::common::leased_site::{LeasedSite, TERM, YES};
+use crate::common::{client_options, connect, simulate};
 use dray_core::{
     Buf, Context, CreateHow, Errno, FileId, FileSystem, Name, OpenHow, Recall, RemoveKind,
     SessionControl, SetAttr, Ttl, Write,
 };
-use dray_fabric::sim::{Network, Weather};
+use dray_fabric::sim::Weather;
 use dray_rpc::client::{ClientOptions, LeaseWish, RemoteFs};
-use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
-use dray_rt::{Scope, sleep, spawn_join};
+use dray_rt::{sleep, spawn_join};
 
-const TERM: Duration = Duration::from_secs(5);
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
 
 fn name(text: &str) -> &Name {
     Name::new(text.as_bytes()).unwrap()
 }
-
-struct Site {
-    network: Network,
-    _scope: Scope,
-    root: FileId,
-}
-
-impl Site {
-    fn new() -> Site {
-        let fs = memory();
-        let root = fs.info().root;
-        let mut export = Export::new("data", Arc::new(fs), Vec::new());
-        (export.insecure, export.leases) = (true, true);
-        let options = ServerOptions { lease_term: TERM, ..ServerOptions::default() };
-        let server = Server::new(options, vec![export], Arc::new(MemoryJournal::default()));
-        let (network, scope) = (Network::new(), Scope::new());
-        serve_simulated(&network, "s", &server, &scope);
-        Site { network, _scope: scope, root }
-    }
-
-    async fn client(&self, host: &str, leases: LeaseWish) -> RemoteFs {
-        let options = ClientOptions { leases, ..client_options() };
-        connect(self.network.connector_from(host, "s"), options).await.unwrap()
-    }
-}
-
-const YES: LeaseWish = LeaseWish::Yes { callers_are_checked: true };
 
 fn calls(fs: &RemoteFs) -> u64 {
     fs.session().status().channels.iter().map(|channel| channel.calls).sum()
@@ -69,7 +41,7 @@ async fn size_and_calls(fs: &RemoteFs, root: FileId) -> (Result<u64, Errno>, u64
 #[test]
 fn what_nobody_else_changes_is_asked_for_once_and_a_change_is_seen_at_once() {
     simulate(21, async {
-        let site = Site::new();
+        let site = LeasedSite::new();
         let (root, cx) = (site.root, Context::system());
         let (reader, writer) =
             (site.client("reader", YES).await, site.client("writer", LeaseWish::No).await);
@@ -114,7 +86,7 @@ fn what_nobody_else_changes_is_asked_for_once_and_a_change_is_seen_at_once() {
 #[test]
 fn own_changes_are_seen_at_once_and_the_rest_stays_leased() {
     simulate(22, async {
-        let site = Site::new();
+        let site = LeasedSite::new();
         let (root, cx) = (site.root, Context::system());
         let fs = site.client("one", YES).await;
         let (_, file) = fs.create(&cx, root, name("f"), NEW).await.unwrap();
@@ -143,7 +115,7 @@ fn own_changes_are_seen_at_once_and_the_rest_stays_leased() {
 #[test]
 fn a_client_that_is_cut_off_stops_believing_before_the_others_go_on() {
     simulate(23, async {
-        let site = Site::new();
+        let site = LeasedSite::new();
         let (root, cx) = (site.root, Context::system());
         let options = ClientOptions {
             leases: YES,
@@ -194,7 +166,7 @@ fn nobody_sees_an_older_state_than_anybody_has_seen() {
     for seed in 100..140_u64 {
         let break_one_in = (seed % 2 == 0).then_some(100);
         simulate(seed, async move {
-            let site = Site::new();
+            let site = LeasedSite::new();
             let root = site.root;
             let changer = site.client("changer", YES).await;
             let other = site.client("other", YES).await;

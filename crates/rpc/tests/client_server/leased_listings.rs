@@ -1,18 +1,16 @@
 //! Listings, extended attributes and new files under leases: what costs a round trip, and what none.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{client_options, connect, memory, serve_simulated, simulate};
+use crate::common::leased_site::{LeasedSite, YES};
+use crate::common::simulate;
 use dray_core::{
     Buf, Context, CreateHow, Errno, FileId, FileSystem, Make, Name, OpenHow, RemoveKind, RenameHow,
     SetAttr, Ttl, Write, XattrSet,
 };
-use dray_fabric::sim::Network;
-use dray_rpc::client::{ClientOptions, LeaseWish, RemoteFs};
-use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
-use dray_rt::{Scope, sleep};
+use dray_rpc::client::RemoteFs;
+use dray_rt::sleep;
 
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
 /// As open(2) with `O_CREAT` and `O_TRUNC` asks for a new file.
@@ -24,33 +22,6 @@ const REST: Duration = Duration::from_secs(20);
 
 fn name(text: &str) -> &Name {
     Name::new(text.as_bytes()).unwrap()
-}
-
-struct Site {
-    network: Network,
-    _scope: Scope,
-    root: FileId,
-}
-
-impl Site {
-    fn new() -> Site {
-        let fs = memory();
-        let root = fs.info().root;
-        let mut export = Export::new("data", Arc::new(fs), Vec::new());
-        (export.insecure, export.leases) = (true, true);
-        let options =
-            ServerOptions { lease_term: Duration::from_secs(5), ..ServerOptions::default() };
-        let server = Server::new(options, vec![export], Arc::new(MemoryJournal::default()));
-        let (network, scope) = (Network::new(), Scope::new());
-        serve_simulated(&network, "s", &server, &scope);
-        Site { network, _scope: scope, root }
-    }
-
-    async fn client(&self, host: &str) -> RemoteFs {
-        let leases = LeaseWish::Yes { callers_are_checked: true };
-        let options = ClientOptions { leases, ..client_options() };
-        connect(self.network.connector_from(host, "s"), options).await.unwrap()
-    }
 }
 
 fn calls(fs: &RemoteFs) -> u64 {
@@ -101,9 +72,9 @@ async fn make_files(fs: &RemoteFs, dir: FileId, names: impl Iterator<Item = Stri
 #[test]
 fn a_listing_is_read_once_and_a_change_of_a_name_is_seen_at_once() {
     simulate(41, async {
-        let site = Site::new();
+        let site = LeasedSite::new();
         let (root, cx) = (site.root, Context::system());
-        let (reader, writer) = (site.client("reader").await, site.client("writer").await);
+        let (reader, writer) = (site.client("reader", YES).await, site.client("writer", YES).await);
         make_files(&writer, root, (0..100).map(|number| format!("file{number}"))).await;
         let mut expected = list(&reader, root).await.0;
         assert_eq!(expected.len(), 100);
@@ -143,8 +114,8 @@ fn a_listing_is_read_once_and_a_change_of_a_name_is_seen_at_once() {
 #[test]
 fn a_listing_costs_at_most_one_round_trip_for_64_kib_when_nothing_is_known() {
     simulate(42, async {
-        let site = Site::new();
-        let (writer, cold) = (site.client("writer").await, site.client("cold").await);
+        let site = LeasedSite::new();
+        let (writer, cold) = (site.client("writer", YES).await, site.client("cold", YES).await);
         make_files(&writer, site.root, (0..3000).map(|number| format!("file{number:020}"))).await;
         let ((names, bytes), trips) = counted(&cold, list(&cold, site.root)).await;
         assert_eq!(names.len(), 3000);
@@ -160,9 +131,9 @@ fn a_listing_costs_at_most_one_round_trip_for_64_kib_when_nothing_is_known() {
 #[test]
 fn extended_attributes_are_asked_for_once_also_those_that_are_absent() {
     simulate(43, async {
-        let site = Site::new();
+        let site = LeasedSite::new();
         let (root, cx) = (site.root, Context::system());
-        let (reader, writer) = (site.client("reader").await, site.client("writer").await);
+        let (reader, writer) = (site.client("reader", YES).await, site.client("writer", YES).await);
         let (entry, file) = writer.create(&cx, root, name("f"), NEW).await.unwrap();
         let id = entry.id;
         let names = ["system.posix_acl_access", "security.capability", "user.a"];
@@ -217,8 +188,8 @@ fn extended_attributes_are_asked_for_once_also_those_that_are_absent() {
 #[test]
 fn a_small_file_costs_its_creation_and_its_write() {
     simulate(44, async {
-        let site = Site::new();
-        let (root, cx, fs) = (site.root, Context::system(), site.client("one").await);
+        let site = LeasedSite::new();
+        let (root, cx, fs) = (site.root, Context::system(), site.client("one", YES).await);
         let made = fs.make(&cx, root, name("dir"), Make::Directory { mode: 0o755 }).await.unwrap();
         let dir = made.id;
         assert!(made.attr.validity.attributes > Some(Ttl::ZERO));
@@ -260,9 +231,9 @@ fn a_small_file_costs_its_creation_and_its_write() {
 #[test]
 fn names_that_others_make_in_a_new_directory_are_found() {
     simulate(45, async {
-        let site = Site::new();
+        let site = LeasedSite::new();
         let (root, cx) = (site.root, Context::system());
-        let (one, other) = (site.client("one").await, site.client("other").await);
+        let (one, other) = (site.client("one", YES).await, site.client("other", YES).await);
         for round in 0..20 {
             let text = format!("dir{round}");
             let made = Make::Directory { mode: 0o755 };
@@ -282,9 +253,9 @@ fn names_that_others_make_in_a_new_directory_are_found() {
 #[test]
 fn a_directory_that_was_removed_while_it_was_open_is_empty() {
     simulate(46, async {
-        let site = Site::new();
+        let site = LeasedSite::new();
         let (root, cx) = (site.root, Context::system());
-        let (one, other) = (site.client("one").await, site.client("other").await);
+        let (one, other) = (site.client("one", YES).await, site.client("other", YES).await);
         let made = Make::Directory { mode: 0o755 };
         let dir = one.make(&cx, root, name("dir"), made).await.unwrap().id;
         let (open, trips) = counted(&one, one.open(&cx, dir, DIRECTORY)).await;

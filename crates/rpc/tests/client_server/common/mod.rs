@@ -3,6 +3,7 @@
 
 pub mod calls;
 pub mod forgetful;
+pub mod leased_site;
 pub mod lessee;
 pub mod raw;
 pub mod server_epochs;

@@ -1,0 +1,158 @@
+//! How files are opened: by a call of their own, ahead by the lookup before, or by the call that makes them.
+
+use std::sync::Arc;
+
+use dray_core::{
+    AtOpen, Context, Entry, Errno, Fate, FileId, Name, Op, OpenFile, OpenHow, Result, SetAttr,
+};
+
+use super::RemoteFs;
+use crate::client::channel::ReplyInfo;
+use crate::client::file::RemoteFile;
+use crate::client::link::SessionState;
+use crate::client::open_ahead::{Guess, Surplus};
+use crate::wire::{Call, Change, Ticket};
+
+impl RemoteFs {
+    /// An open file, with what its opening answered.
+    pub(in crate::client) fn file(
+        &self,
+        id: FileId,
+        handle: u64,
+        how: OpenHow,
+        opened: (Option<AtOpen>, Option<Ticket>),
+    ) -> RemoteFile {
+        RemoteFile::new(self.session.clone(), id, handle, how, opened)
+    }
+
+    /// A file that the call just answered has made.
+    pub(super) async fn made(
+        &self,
+        cx: &Context,
+        (entry, no_capability): (Entry, bool),
+        (handle, how): (u64, OpenHow),
+        made: ReplyInfo,
+    ) -> Result<(Entry, Arc<dyn OpenFile>)> {
+        let at_open = how.with_attr.then_some(AtOpen {
+            attr: entry.attr,
+            no_capability,
+            times_past: made.times_past,
+        });
+        let file = self.changed_file(cx, entry.id, (handle, how), at_open, made);
+        Ok((entry, Arc::new(file.confirmed(cx, made.session_state).await?)))
+    }
+
+    /// A file that the call just answered opened, and cut or made.
+    fn changed_file(
+        &self,
+        cx: &Context,
+        id: FileId,
+        (handle, how): (u64, OpenHow),
+        at_open: Option<AtOpen>,
+        made: ReplyInfo,
+    ) -> RemoteFile {
+        let file = self.file(id, handle, how, (at_open, made.ticket));
+        let cut = how.truncates().then_some(Change::Size { size: 0 });
+        file.changed(cx, made, cut.or(Some(Change::Attr(SetAttr::default()))), &[]);
+        file
+    }
+
+    /// Looks a name up and has the file opened for the opening that is expected next.
+    pub(super) async fn lookup_open(
+        &self,
+        cx: &Context,
+        (dir, name): (FileId, &Name),
+        (guess, handle): (Guess, u64),
+    ) -> Result<Entry> {
+        let link = &self.session.link;
+        let ahead = &link.open_ahead;
+        let call = Call::LookupOpen { dir, name: name.as_bytes(), how: guess.how, handle };
+        let asked = link.leases.asking();
+        match self.send::<(Entry, bool)>(cx, &call, None, None).await {
+            Ok(((entry, open), made)) => {
+                if ahead.answered((guess, handle), Some(&entry), (open, made)) {
+                    link.watch_ahead(&self.session);
+                }
+                link.leases.looked_up(asked, (cx, dir, name), Ok(entry))
+            }
+            Err(error) => {
+                // The channel closes a file that was opened for nothing, when the channel hears of
+                // it.
+                match error.fate() {
+                    Fate::Unknown => ahead.left(&guess),
+                    _ => _ = ahead.answered((guess, handle), None, (false, ReplyInfo::default())),
+                }
+                if error.errno() != Errno::ENOTSUP {
+                    let error = error.during(Op::Lookup);
+                    return link.leases.looked_up(asked, (cx, dir, name), Err(error));
+                }
+                // The call came to a server of an earlier version that took this one's place.
+                self.lookup_alone(cx, dir, name).await
+            }
+        }
+    }
+
+    /// The file, if the lookup before has opened it for this.
+    fn opened_ahead(
+        &self,
+        cx: &Context,
+        id: FileId,
+        how: OpenHow,
+    ) -> Option<(RemoteFile, SessionState)> {
+        let link = &self.session.link;
+        let (opened, surplus) = link.open_ahead.take(cx, id, how);
+        self.close_surplus(surplus);
+        let opened = opened?;
+        if !link.files.aliases.note(link.own_request_of(cx), opened.handle) {
+            self.close_surplus(Some(link.open_ahead.unused(&opened)));
+            return None;
+        }
+        let file = self.file(id, opened.handle, how, (None, opened.ticket));
+        link.open_ahead.used(&opened);
+        Some((file, opened.session_state))
+    }
+
+    /// Opens a file that is to be called so, or just that file.
+    pub(in crate::client) async fn open_at(
+        &self,
+        cx: &Context,
+        place: Option<(FileId, &Name)>,
+        id: FileId,
+        how: OpenHow,
+    ) -> Result<Arc<dyn OpenFile>> {
+        // A file that a lookup has opened had its name then, and may have lost it since.
+        if place.is_some() {
+            self.close_surplus(self.session.link.open_ahead.passed_over(cx));
+        } else if let Some((file, session_state)) = self.opened_ahead(cx, id, how) {
+            return Ok(Arc::new(file.confirmed(cx, session_state).await?));
+        }
+        let handle = self.session.link.handle_of(cx);
+        let call = match place {
+            Some((dir, name)) => Call::OpenNamed { dir, name: name.as_bytes(), id, how, handle },
+            None => Call::Open { id, how, handle, again: false },
+        };
+        // Cutting a file twice could cut what was written in between.
+        let leases = &self.session.link.leases;
+        let asked = leases.asking();
+        let with_times = |at_open: Option<AtOpen>, made: ReplyInfo| {
+            at_open.map(|seen| {
+                let attr = leases.attributes(asked, id, seen.attr);
+                AtOpen { attr, times_past: made.times_past, ..seen }
+            })
+        };
+        let (file, made) = if how.truncates() {
+            let (at_open, made) = self.change(cx, call).await?;
+            (self.changed_file(cx, id, (handle, how), with_times(at_open, made), made), made)
+        } else {
+            let (at_open, made) = self.send(cx, &call, None, None).await?;
+            (self.file(id, handle, how, (with_times(at_open, made), made.ticket)), made)
+        };
+        Ok(Arc::new(file.confirmed(cx, made.session_state).await?))
+    }
+
+    pub(super) fn close_surplus(&self, surplus: Option<Surplus>) {
+        if let Some(surplus) = surplus {
+            self.session.link.close_surplus(&self.session, surplus);
+        }
+    }
+}
