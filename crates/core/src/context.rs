@@ -128,6 +128,14 @@ pub struct Context {
     /// The guards that the steps of a request keep until the last step has ended. None: the request
     /// has one step.
     pub steps: Option<Arc<StepGuards>>,
+    /// What the right to carry the request out depends on. None: it has that right for good.
+    pub fence: Option<Arc<dyn Fence>>,
+}
+
+/// The right to change something, which another server may get ("fencing" of a deposed primary).
+pub trait Fence: fmt::Debug + Send + Sync {
+    /// Whether the right holds now. Whoever waits before a change asks again after the wait.
+    fn holds(&self) -> bool;
 }
 
 /// Requests have smaller numbers than this bit. The bits from it on tell the parts of a request
@@ -166,6 +174,7 @@ impl Context {
             claims: false,
             counted: Counted::Whole,
             steps: None,
+            fence: None,
         }
     }
 
@@ -225,6 +234,17 @@ impl Context {
     pub fn check(&self) -> Result<()> {
         match &self.cancel {
             Some(cancel) if cancel.is_set() => Err(self.cancelled()),
+            _ => Ok(()),
+        }
+    }
+
+    /// `EAGAIN` once another server may have the right to carry the request out. To be asked by the thread that
+    /// calls the file system below, right before it does: it may have waited, or been stopped, for long.
+    pub fn check_fence(fence: Option<&Arc<dyn Fence>>) -> Result<()> {
+        match fence {
+            Some(fence) if !fence.holds() => {
+                Err(Error::retry(Errno::EAGAIN).because("another server may serve the file by now"))
+            }
             _ => Ok(()),
         }
     }

@@ -34,7 +34,7 @@ pub use admission::{
 };
 pub use attr::{Attr, Entry, FileType, SetAttr, Statfs, TimeSet, Timestamp};
 pub use buf::{Buf, BufMut, Memory, Pages, RegionId, Take, copied_bytes};
-pub use context::{Cancel, Class, Context, Counted, Identity};
+pub use context::{Cancel, Class, Context, Counted, Fence, Identity};
 pub use dir::{DirEntry, DirPage};
 pub use errno::Errno;
 pub use error::{Error, Fate, Io, Result};

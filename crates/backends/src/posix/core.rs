@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
 use dray_core::{
-    Attr, Context, Errno, Error, FileId, FileType, FsInfo, FsUuid, Fut, Identity, Op, Result,
-    Taker, Uid,
+    Attr, Context, Errno, Error, Fence, FileId, FileType, FsInfo, FsUuid, Fut, Identity, Op,
+    Result, Taker, Uid,
 };
 use dray_rt::Instant;
 
@@ -83,6 +83,7 @@ pub(crate) struct SquashedCaller {
     pub(super) taker: Taker,
     /// The server itself is the caller.
     pub(super) internal: bool,
+    fence: Option<Arc<dyn Fence>>,
 }
 
 impl Core {
@@ -179,7 +180,7 @@ impl Core {
         let makes = matches!(op, Op::Make | Op::Create | Op::Tmpfile);
         let umask = makes.then_some(cx.umask);
         let (thread, taker, internal) = (ClientThread::of(cx), cx.taker(), cx.internal);
-        SquashedCaller { who, umask, thread, taker, internal }
+        SquashedCaller { who, umask, thread, taker, internal, fence: cx.fence.clone() }
     }
 
     /// Whether clients do not see this name in the directory `dir`.
@@ -342,13 +343,15 @@ impl Core {
         });
     }
 
-    /// Becomes the caller and does `work` on this thread.
+    /// Becomes the caller and does `work` on this thread, unless another server may have the right to it by
+    /// now. The check comes behind all waits: for a thread, and of a process that was stopped.
     pub(crate) fn now<T>(
         &self,
         caller: &SquashedCaller,
         work: impl FnOnce(&Core) -> Option<Result<T>>,
     ) -> Option<Result<T>> {
-        match cred::assume(&caller.who, caller.umask) {
+        let assumed = cred::assume(&caller.who, caller.umask);
+        match assumed.and_then(|()| Context::check_fence(caller.fence.as_ref())) {
             // Only a disk makes a call slow, so calls in memory are not timed.
             Ok(()) if self.below.is_memory() => self.watch.mark(|| work(self)),
             Ok(()) => self.lanes.timed(|| self.watch.mark(|| self.noticing_death(work(self)))),
@@ -453,6 +456,6 @@ impl SquashedCaller {
     pub(crate) fn of(who: Identity) -> SquashedCaller {
         let cx = Context::system();
         let (thread, taker, internal) = (ClientThread::of(&cx), cx.taker(), cx.internal);
-        SquashedCaller { who: Arc::new(who), umask: None, thread, taker, internal }
+        SquashedCaller { who: Arc::new(who), umask: None, thread, taker, internal, fence: None }
     }
 }

@@ -3,6 +3,7 @@
 mod data;
 mod devices;
 mod escape;
+mod fenced;
 mod learned;
 mod names;
 mod open;

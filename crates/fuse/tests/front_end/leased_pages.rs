@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::common::{TestMount, mounted_with};
 use dray_core::{
@@ -241,7 +241,11 @@ fn recalls_end_soon_while_readers_stream() {
             for byte in b'b'..b'z' {
                 recall(mount, id);
                 change(mount, id, "file", byte);
-                assert_eq!(read(&file), [byte; 2]);
+                // A reader that asks at the same time may take this one's news from it (ADR 0051, Limits).
+                let changed = Instant::now();
+                while read(&file) != [byte; 2] {
+                    assert!(changed.elapsed() < SOON, "{byte} is not seen");
+                }
                 lease(mount, id);
             }
             stop.store(true, Ordering::SeqCst);

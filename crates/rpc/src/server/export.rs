@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dray_core::{CallAdmission, FileSystem, Shares};
+use dray_core::{CallAdmission, Fence, FileSystem, Shares};
 use dray_fabric::{BufferPool, HEAD_MAX_BYTES, Peer};
 use dray_rt::ExecutorHandle;
 
@@ -20,7 +20,7 @@ use crate::server::recovery::group_sync::GroupSync;
 use crate::server::recovery::replayed::ReplayedChanges;
 use crate::server::recovery::window::RecoveryWindow;
 use crate::server::refusals::Refusals;
-use crate::server::replication::{LeaseEra, ServingLease};
+use crate::server::replication::{LeaseFence, ServingLease};
 use crate::server::tickets::Tickets;
 use crate::server::watchers::Watchers;
 
@@ -58,7 +58,7 @@ pub struct Export {
     /// The same of what several exports are served from; one of them may be lost alone.
     pub(crate) below_lost: Option<Arc<AtomicBool>>,
     /// Without which nothing is answered either; none: it does not depend on one.
-    pub(crate) lease: Option<(Arc<ServingLease>, LeaseEra)>,
+    pub(crate) lease: Option<Arc<LeaseFence>>,
     /// The instance of the export. A client that knows another instance has to reclaim its locks
     /// and files.
     pub(crate) instance: u64,
@@ -176,15 +176,20 @@ impl Export {
 
     /// The same, for a server that may be succeeded by another one once its `lease` has ended.
     pub fn that_is_leased(self, lease: Arc<ServingLease>) -> Export {
-        let era = lease.era();
-        Export { lease: Some((lease, era)), ..self }
+        Export { lease: Some(Arc::new(LeaseFence::now(lease))), ..self }
     }
 
     /// Whether it has been withdrawn, or is about to be.
     pub(crate) fn is_lost(&self) -> bool {
-        let lapsed = self.lease.as_ref().is_some_and(|(lease, era)| !lease.holds_since(*era));
+        let lapsed = self.lease.as_ref().is_some_and(|lease| !lease.holds());
         let below = self.below_lost.as_ref().is_some_and(|lost| lost.load(Ordering::SeqCst));
         lapsed || below || self.lost.load(Ordering::SeqCst)
+    }
+
+    /// What calls of clients depend on. The backend looks at it, too, as the last thing before a change:
+    /// its threads may have the change wait.
+    pub(crate) fn fence(&self) -> Option<Arc<dyn Fence>> {
+        self.lease.clone().map(|lease| -> Arc<dyn Fence> { lease })
     }
 
     pub(super) fn lose(&self) {

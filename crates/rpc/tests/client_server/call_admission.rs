@@ -12,7 +12,7 @@ use dray_fabric::sim::Network;
 use dray_layers::faults::{Fault, Faults, When};
 use dray_layers::{ObservedExport, Observer, Outcome, observe_export};
 use dray_rpc::client::RemoteFs;
-use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
+use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions, ServingLease};
 use dray_rt::{Scope, now, sleep, spawn_join};
 
 const DELAY: Duration = Duration::from_secs(20);
@@ -223,4 +223,55 @@ fn observers_learn_the_answers_file_the_open_flags_the_peer_and_the_session() {
         assert!(links.iter().all(|record| record.via == Some(other)));
         assert!(matches!(one.peer, Peer::Ip(_) | Peer::Local));
     });
+}
+
+/// Says which calls of clients reach the backend without the right that a server may lose.
+#[derive(Default)]
+struct Unfenced(Mutex<Vec<Op>>);
+
+impl Observer for Unfenced {
+    fn admits(&self) -> bool {
+        false
+    }
+
+    fn admit<'a>(&'a self, _: &'a Context, _: &'a ObservedCall<'a>) -> Admit<'a> {
+        Admit::Now
+    }
+
+    fn done(&self, cx: &Context, call: &ObservedCall<'_>, _: Outcome<'_>, _: Duration) {
+        if cx.fence.is_none() {
+            self.0.lock().unwrap().push(call.op);
+        }
+    }
+}
+
+/// The backend can look at the lease itself, as the last thing before it calls the file system below.
+// proves: P147
+#[test]
+fn changes_carry_the_lease_of_their_server_to_the_backend() {
+    for is_leased in [true, false] {
+        simulate(1, async move {
+            let (network, server_process) = (Network::new(), Scope::new());
+            let seen = Arc::new(Unfenced::default());
+            let observed = observe_export(Arc::new(memory()), vec![seen.clone()]);
+            let mut export = Export::new("data", observed.fs, Vec::new());
+            if is_leased {
+                let lease = Arc::new(ServingLease::within(Duration::from_secs(1000)));
+                lease.prolong(now());
+                export = export.that_is_leased(lease);
+            }
+            let journal = Arc::new(MemoryJournal::default());
+            let server = Server::new(ServerOptions::default(), vec![export], journal);
+            serve_simulated(&network, "s", &server, &server_process);
+            let client = connect(network.connector("s"), client_options()).await.unwrap();
+            let (cx, root) = (Context::system(), client.info().root);
+            let (_, file) = client.create(&cx, root, name("a"), NEW).await.unwrap();
+            let how = Write { append: true, ..Write::default() };
+            file.write(&cx, how, Buf::from(&b"data"[..])).await.unwrap();
+            client.remove(&cx, root, name("a"), RemoveKind::File).await.unwrap();
+            let unfenced = seen.0.lock().unwrap();
+            let changes = [Op::Create, Op::Write, Op::Remove];
+            assert!(changes.iter().all(|op| unfenced.contains(op) != is_leased), "{unfenced:?}");
+        });
+    }
 }

@@ -158,6 +158,7 @@ impl ServerSink {
             cx.class = Class::Background;
         }
         cx.address = session.address();
+        cx.fence = session.export.fence();
         cx.via = Some(Via { session: SessionId(session.id), peer: self.peer });
         if row.can_be_cancelled {
             let cancel = Arc::new(Cancel::default());

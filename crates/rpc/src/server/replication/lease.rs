@@ -1,8 +1,10 @@
 //! For how long a server may answer without having heard from the membership.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use dray_core::Fence;
 use dray_rt::Instant;
 
 /// A server that has not been heard of for so long is no member any more.
@@ -27,7 +29,7 @@ pub struct ServingLease {
 /// A time in which a lease held all the while. Another server may have served between two of them, even
 /// where nobody looked at the lease then: this process may have been stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LeaseEra(u64);
+pub(super) struct LeaseEra(u64);
 
 impl ServingLease {
     /// One beside a lease of `ttl` in the membership. It is shorter by a quarter.
@@ -67,12 +69,12 @@ impl ServingLease {
     }
 
     /// The era that begins now, or goes on.
-    pub(crate) fn era(&self) -> LeaseEra {
+    pub(super) fn era(&self) -> LeaseEra {
         LeaseEra(self.era.load(Ordering::SeqCst))
     }
 
     /// Whether the server may answer now what it began in `era`.
-    pub(crate) fn holds_since(&self, era: LeaseEra) -> bool {
+    pub(super) fn holds_since(&self, era: LeaseEra) -> bool {
         // In this order: the next era begins before its end is set.
         self.holds() && self.era() == era
     }
@@ -82,6 +84,27 @@ impl ServingLease {
         while self.holds_since(era) {
             dray_rt::sleep_until(self.until()).await;
         }
+    }
+}
+
+/// The right of a server to change what it serves. It ends with the era in which it began.
+#[derive(Debug)]
+pub(crate) struct LeaseFence {
+    lease: Arc<ServingLease>,
+    era: LeaseEra,
+}
+
+impl LeaseFence {
+    /// That of the era that begins now, or goes on.
+    pub(crate) fn now(lease: Arc<ServingLease>) -> LeaseFence {
+        let era = lease.era();
+        LeaseFence { lease, era }
+    }
+}
+
+impl Fence for LeaseFence {
+    fn holds(&self) -> bool {
+        self.lease.holds_since(self.era)
     }
 }
 

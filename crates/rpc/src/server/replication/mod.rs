@@ -19,7 +19,7 @@ mod slice;
 mod stream;
 
 pub use hand_over::HandOverRefusal;
-pub(crate) use lease::LeaseEra;
+pub(crate) use lease::LeaseFence;
 pub use lease::ServingLease;
 pub use link::WireLink;
 pub use membership::{Membership, PageCacheId, Revision, ServerNumber, SliceChange, SliceState};
