@@ -16,6 +16,7 @@ use crate::blocks::BLOCK_BYTES;
 use crate::entry::CacheEntry;
 use crate::fs::CacheUser;
 use crate::key::{EntryKey, FileVersion};
+use crate::rules::Candidate;
 use crate::store::{EntryInUse, add};
 
 /// A version that old was there long before it was seen, also if a clock is wrong by nearly as much.
@@ -57,8 +58,7 @@ impl CachedFile {
         {
             return Some(entry.entry().clone()).filter(|_| !self.user.cache.is_paused());
         }
-        let is_kept = self.may_be_kept(&attr);
-        let entry = match is_kept {
+        let entry = match self.may_be_kept(cx, &attr).await {
             true => self.user.cache.entry(self.key(version)).await,
             false => None,
         };
@@ -88,7 +88,7 @@ impl CachedFile {
         EntryKey { fs: self.user.inner.info().uuid, id: self.inner.id(), version }
     }
 
-    fn may_be_kept(&self, attr: &Attr) -> bool {
+    async fn may_be_kept(&self, cx: &Context, attr: &Attr) -> bool {
         let now_s = dray_rt::wall_clock().as_secs() as i64;
         let is_old = now_s.saturating_sub(attr.mtime.sec.max(attr.ctime.sec)) > OLD_S;
         let is_past = || {
@@ -99,8 +99,19 @@ impl CachedFile {
         };
         attr.file_type() == FileType::Regular
             && attr.size > 0
-            && self.user.cache.options.rules.keep(attr, now_s)
             && (is_old || is_past())
+            && self.is_by_rules(cx, attr, now_s).await
+    }
+
+    async fn is_by_rules(&self, cx: &Context, attr: &Attr, now_s: i64) -> bool {
+        let cache = &self.user.cache;
+        let (rules, path, job) = (&cache.options.rules, cache.path(self.inner.id()), cache.job(cx));
+        let project = match rules.ask_for_projects() {
+            true => self.inner.get_xflags(cx).await.ok().map(|xflags| xflags.project),
+            false => None,
+        };
+        let path = path.as_deref();
+        rules.keep(&Candidate { attr, path, project, job: &job, now_s })
     }
 
     async fn read_all(&self, cx: &Context, at: u64, into: BufMut) -> Io<BufMut> {

@@ -47,11 +47,12 @@ impl CachedFs {
         &*self.user.inner
     }
 
-    fn file(&self, inner: Arc<dyn OpenFile>, how: OpenHow) -> Arc<dyn OpenFile> {
-        match is_cached(how) {
-            true => Arc::new(CachedFile::new(self.user.clone(), inner)),
-            false => inner,
+    fn file(&self, cx: &Context, inner: Arc<dyn OpenFile>, how: OpenHow) -> Arc<dyn OpenFile> {
+        if !is_cached(how) {
+            return inner;
         }
+        self.user.cache.expects(cx.pid);
+        Arc::new(CachedFile::new(self.user.clone(), inner))
     }
 
     /// The entry of the version that the server says a file has.
@@ -203,7 +204,7 @@ impl FileSystem for CachedFs {
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
         Box::pin(async move {
             let opened = self.inner().open(cx, id, with_attr(how)).await?;
-            Ok(self.file(opened, how))
+            Ok(self.file(cx, opened, how))
         })
     }
 
@@ -216,7 +217,7 @@ impl FileSystem for CachedFs {
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
         Box::pin(async move {
             let opened = self.inner().open_named(cx, place, id, with_attr(how)).await?;
-            Ok(self.file(opened, how))
+            Ok(self.file(cx, opened, how))
         })
     }
 
@@ -229,7 +230,7 @@ impl FileSystem for CachedFs {
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
         Box::pin(async move {
             let (entry, file) = self.inner().create(cx, dir, name, how).await?;
-            Ok((entry, self.file(file, how.open)))
+            Ok((entry, self.file(cx, file, how.open)))
         })
     }
 

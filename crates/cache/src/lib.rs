@@ -14,9 +14,11 @@ mod entry;
 mod eviction;
 mod file;
 mod fs;
+mod jobs;
 mod key;
 mod map_file;
 mod options;
+mod rules;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -26,8 +28,9 @@ pub use eviction::{CacheUse, clear, list, usage};
 pub use fs::{CachedFs, LeasedAttributes};
 pub use key::{EntryKey, FileVersion};
 pub use map_file::EntryMap;
-pub use options::{CacheOptions, CacheRule, CacheRules, parse_size};
-pub use store::{CacheCounts, LocalCache};
+pub use options::CacheOptions;
+pub use rules::{CacheRule, CacheRules, parse_size};
+pub use store::{CacheCounts, LocalCache, MountFacts};
 
 /// The extended attribute by which programs ask for the state of a file, and pin or drop it. It is answered
 /// by the mount, and never reaches a server.

@@ -6,14 +6,15 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use dray_core::Buf;
+use dray_core::{Buf, Context, FileId, FindJobs, Pid};
 use dray_rt::{Instant, Pool, Share, now};
 
 use crate::entry::CacheEntry;
 use crate::eviction;
+use crate::jobs::ReaderJobs;
 use crate::key::EntryKey;
 use crate::options::CacheOptions;
 
@@ -47,9 +48,19 @@ pub(crate) fn add(counter: &AtomicU64, count: u64) {
     counter.fetch_add(count, Ordering::Relaxed);
 }
 
+/// What a mount knows of its files and readers. Rules may go by it.
+pub struct MountFacts {
+    /// Where a file was last seen, from the mount's root on and beginning with a slash. None: it is not known.
+    pub find_path: Box<dyn Fn(FileId) -> Option<Vec<u8>> + Send + Sync>,
+    /// Finds the batch jobs of readers.
+    pub find_jobs: FindJobs,
+}
+
 /// A cache on a local disk, shared by all threads of a mount.
 pub struct LocalCache {
     pub(crate) options: CacheOptions,
+    mount: OnceLock<MountFacts>,
+    jobs: ReaderJobs,
     /// What it has done.
     pub counts: CacheCounts,
     pub(crate) pool: Pool,
@@ -91,7 +102,35 @@ impl LocalCache {
             storing_bytes: AtomicU64::new(0),
             unchecked_bytes: AtomicU64::new(0),
             paused_until: Mutex::new(None),
+            mount: OnceLock::new(),
+            jobs: ReaderJobs::default(),
         }))
+    }
+
+    /// The mount has begun. Before that rules know no paths and no jobs.
+    pub fn knows(&self, mount: MountFacts) {
+        let _ = self.mount.set(mount); // it begins once
+    }
+
+    /// A process opens a file, and will read soon.
+    pub(crate) fn expects(&self, reader: Pid) {
+        if let Some(mount) = self.mount.get().filter(|_| self.options.rules.ask_for_jobs()) {
+            self.jobs.look_for(reader, &mount.find_jobs);
+        }
+    }
+
+    /// Where a file was last seen, if rules ask for that.
+    pub(crate) fn path(&self, id: FileId) -> Option<Vec<u8>> {
+        let mount = self.mount.get().filter(|_| self.options.rules.ask_for_paths())?;
+        (mount.find_path)(id)
+    }
+
+    /// The batch job of a reader, if rules ask for that.
+    pub(crate) fn job(&self, cx: &Context) -> Box<str> {
+        match self.options.rules.ask_for_jobs() && cx.who.job.is_empty() {
+            true => self.jobs.of(cx.pid).unwrap_or_default(),
+            false => cx.who.job.clone(),
+        }
     }
 
     /// The directory in which it lies.

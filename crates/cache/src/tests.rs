@@ -14,8 +14,9 @@ use dray_core::{
 use dray_rt::{DriverKind, Executor};
 
 use crate::fs::{CachedFs, LeasedAttributes};
-use crate::options::{CacheOptions, CacheRules};
-use crate::store::LocalCache;
+use crate::options::CacheOptions;
+use crate::rules::CacheRules;
+use crate::store::{LocalCache, MountFacts};
 use crate::{BLOCK_BYTES, STATE_XATTR, eviction};
 
 /// What a server would say under leases, if it gives any.
@@ -48,8 +49,11 @@ struct Site {
 
 impl Site {
     fn new(dir: &Path, below: &MemoryFs, size_bytes: u64) -> Site {
-        let options =
-            CacheOptions { dir: dir.to_owned(), size_bytes, rules: CacheRules::default() };
+        let rules = CacheRules::default();
+        Site::with(CacheOptions { dir: dir.to_owned(), size_bytes, rules }, below)
+    }
+
+    fn with(options: CacheOptions, below: &MemoryFs) -> Site {
         let cache = LocalCache::open(options).unwrap();
         let leases = Arc::new(TestLeases { fs: below.clone(), leased: AtomicBool::new(true) });
         let fs = CachedFs::new(Arc::new(below.clone()), leases.clone(), cache.clone());
@@ -292,6 +296,36 @@ fn errors_of_the_disk_reach_nobody() {
         assert_eq!(site.count(|c| &c.errors), 1);
         fs::remove_dir_all(&cache_dir).unwrap();
         assert_eq!(read(&*site.open(id).await, 0, SIZE).await, expected);
+    });
+}
+
+/// The mount knows paths and jobs, and the first read need not know the job.
+// proves: P222
+#[test]
+fn rules_go_by_what_the_mount_knows() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let (below, expected) = (memory(), content(SIZE));
+        let ids = [make(&below, "a.h5", &expected).await, make(&below, "b.txt", &expected).await];
+        let rules = CacheRules::parse("path=/data/*&ext=h5&job=j7").unwrap();
+        let options = CacheOptions { dir: dir.path().join("cache"), size_bytes: 1 << 30, rules };
+        let site = Site::with(options, &below);
+        read(&*site.open(ids[0]).await, 0, SIZE).await;
+        assert_eq!(site.count(|c| &c.misses), 0, "no mount has begun");
+        site.cache.knows(MountFacts {
+            find_path: Box::new(move |id| {
+                let name = if id == ids[0] { "/data/a.h5" } else { "/data/b.txt" };
+                Some(name.into())
+            }),
+            find_jobs: Box::new(|readers, tell| tell(vec![(readers[0], "j7".into())])),
+        });
+        for id in ids {
+            read(&*site.open(id).await, 0, SIZE).await;
+        }
+        assert_eq!(site.count(|c| &c.misses), 1);
+        site.stored(4 * BLOCK_BYTES).await;
+        assert_eq!(read(&*site.open(ids[0]).await, 0, SIZE).await, expected);
+        assert_eq!(site.count(|c| &c.hits), 1);
     });
 }
 

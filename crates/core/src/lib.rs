@@ -14,6 +14,7 @@ mod dir;
 mod errno;
 mod error;
 mod fs;
+mod glob;
 mod hash;
 mod how;
 mod id;
@@ -39,6 +40,7 @@ pub use dir::{DirEntry, DirPage};
 pub use errno::Errno;
 pub use error::{Error, Fate, Io, Result};
 pub use fs::{FileSystem, Fut, OpenFile};
+pub use glob::glob_matches;
 pub use hash::{IdHash, IdMap, fnv1a};
 pub use how::{
     Access, Allocate, AtOpen, CreateHow, FsInfo, Make, OpenHow, RemoveKind, RenameHow, Seek, Write,

@@ -318,8 +318,10 @@ pub struct MountArgs {
     ///                         leases (dray-cache(1))
     ///   cache_size=SIZE       how much it takes at most [default: 10G]
     ///   cache_rules=RULES     which files it keeps: conditions behind &,
-    ///                         rules behind |, of uid=N, gid=N, size>SIZE,
-    ///                         size<SIZE, age>SECONDS [default: all]
+    ///                         rules behind |, of path=PATTERN, ext=NAME,
+    ///                         uid=N, gid=N, project=N, job=PATTERN,
+    ///                         size>SIZE, size<SIZE, age>SECONDS and
+    ///                         age<SECONDS [default: all]
     ///   replay=SIZE           how much of what is written and not on media
     ///                         is kept, to be sent again if the server's
     ///                         machine loses power; 0: nothing

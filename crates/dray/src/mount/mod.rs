@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use dray_cache::{CacheOptions, LocalCache};
+use dray_cache::{CacheOptions, LocalCache, MountFacts};
 use dray_client::{
     ClientConnection, ClientMemory, ConnectError, ConnectOptions, LeaseWish, Target,
 };
@@ -357,6 +357,9 @@ impl Mount {
         let session = session_receiver.borrow().clone().flatten();
         let session = session.ok_or_else(|| Failure::new("the server went away"))?;
         let reporter = Arc::new(mounted.reporter());
+        if let Some(cache) = &cache {
+            cache.knows(facts(&reporter));
+        }
         Ok(RunningMount { mount: self, mounted, session, calls, cache, reporter })
     }
 
@@ -392,6 +395,18 @@ fn open_cache(options: CacheOptions) -> Option<Arc<LocalCache>> {
 }
 
 /// What is wrong with the directory of a cache, and what helps.
+/// What the rules of a cache can go by.
+fn facts(reporter: &Arc<Reporter>) -> MountFacts {
+    let (of_paths, of_jobs) = (Arc::downgrade(reporter), Arc::downgrade(reporter));
+    MountFacts {
+        find_path: Box::new(move |id| of_paths.upgrade()?.path(id)),
+        find_jobs: Box::new(move |callers, tell| match of_jobs.upgrade() {
+            Some(reporter) => reporter.find_jobs(&callers, tell),
+            None => tell(Vec::new()),
+        }),
+    }
+}
+
 fn cache_trouble(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::PermissionDenied => {

@@ -345,3 +345,46 @@ fn a_file_that_was_read_is_on_the_local_disk_until_it_changes() {
         assert_eq!(rig.demand(&["cache", "list", "--dir", &cache]), "");
     });
 }
+
+/// Which files of which readers are kept: by path, extension and batch job, at a real mount.
+// proves: P222
+#[test]
+fn rules_say_what_is_kept_on_the_local_disk() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    serve(&mut rig);
+    let plain = rig.mount("plain", "leases=yes");
+    fs::create_dir(plain.join("data")).unwrap();
+    for name in ["data/a.h5", "data/b.txt", "data/c.job", "d.h5"] {
+        fs::write(plain.join(name), [1; 5000]).unwrap();
+    }
+    let cache = rig.path("cache").display().to_string();
+    let rules = "path=/data/*&ext=h5|ext=job&job=train-*";
+    std::thread::sleep(Duration::from_millis(200)); // the times of the files are past
+    let cached = rig.mount("cached", &format!("leases=yes,cache={cache},cache_rules={rules}"));
+    let resident = |name: &str| {
+        let path = cached.join(name).display().to_string();
+        let state = rig.demand(&["cache", "state", &path, "--json"]);
+        let state: Value = serde_json::from_str(&state).unwrap();
+        state["resident_bytes"].as_u64().unwrap()
+    };
+    let read_by_job = |job: &str| {
+        // The job of a process is known soon after its first open.
+        let line = "for n in {1..10}; do read -rN 9 text <$FILE; sleep 0.02; done";
+        let mut shell = Command::new("bash");
+        shell.args(["-c", line]).env("FILE", cached.join("data/c.job")).env("SLURM_JOB_ID", job);
+        assert!(shell.output().unwrap().status.success());
+    };
+    for name in ["data/a.h5", "data/b.txt", "d.h5"] {
+        assert_eq!(fs::read(cached.join(name)).unwrap(), [1; 5000]);
+    }
+    read_by_job("other");
+    for name in ["data/b.txt", "data/c.job", "d.h5"] {
+        assert_eq!(resident(name), 0, "{name}");
+    }
+    common::wait_for("the file to be stored", || resident("data/a.h5") == 5000);
+    read_by_job("train-7");
+    common::wait_for("the file to be stored", || resident("data/c.job") == 5000);
+}

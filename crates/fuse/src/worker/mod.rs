@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
-use dray_core::{FileSystem, Fut, Result as FsResult, Stack};
+use dray_core::{FileId, FileSystem, Fut, Pid, Result as FsResult, Stack, TellJobs};
 use dray_rt::sync::watch;
 use dray_rt::{ExecutorHandle, Ring};
 
@@ -223,6 +223,18 @@ impl Reporter {
             bytes: self.shared.flights.bytes(),
             in_flight: self.in_flight(),
         }
+    }
+
+    /// Where a file was last seen, from the root on and beginning with a slash. None: the kernel does not know
+    /// it now, or only a daemon before this one does.
+    pub fn path(&self, id: FileId) -> Option<Vec<u8>> {
+        self.shared.nodes.find(id).and_then(|node| self.shared.nodes.path(node))
+    }
+
+    /// Hands the batch jobs of those of `callers` who have requests under way to `tell`, later and on another
+    /// thread.
+    pub fn find_jobs(&self, callers: &[Pid], tell: TellJobs) {
+        self.shared.find_jobs(callers, tell);
     }
 
     /// The batch jobs of those who have requests under way, as far as they are known soon.

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use dray_core::{Gid, Op, Uid};
+use dray_core::{Gid, Op, Uid, glob_matches};
 
 use super::bucket::Nanos;
 use super::tree::Rates;
@@ -102,28 +102,6 @@ impl Pattern {
             (Pattern::Text(_) | Pattern::Ids(..) | Pattern::Ops(_), _) => false,
         }
     }
-}
-
-/// Whether `text` is what `pattern` means. Time: the product of their lengths at most.
-pub fn glob_matches(pattern: &[u8], text: &[u8]) -> bool {
-    let (mut p, mut t, mut star) = (0, 0, None);
-    while t < text.len() {
-        match pattern.get(p) {
-            Some(b'*') => {
-                star = Some((p, t));
-                p += 1;
-            }
-            Some(byte) if *byte == b'?' || *byte == text[t] => (p, t) = (p + 1, t + 1),
-            _ => match star {
-                Some((at, from)) => {
-                    star = Some((at, from + 1));
-                    (p, t) = (at + 1, from + 1);
-                }
-                None => return false,
-            },
-        }
-    }
-    pattern[p..].iter().all(|byte| *byte == b'*')
 }
 
 /// Whether there is a text that both patterns match. A pattern has no more than [`NAME_MAX_BYTES`].

@@ -1,6 +1,7 @@
 //! Rules as administrators write them, in the configuration and on the command line.
 
-use dray_layers::qos::rules::{Amount, glob_matches};
+use dray_core::glob_matches;
+use dray_layers::qos::rules::Amount;
 use dray_layers::qos::{Key, Pattern, QosRule};
 use toml::{Table, Value};
 
