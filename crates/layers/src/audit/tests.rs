@@ -16,7 +16,7 @@ use dray_rt::{DriverKind, Executor};
 
 use super::codec::Codec;
 use super::segment::SegmentWriter;
-use super::varint::Input;
+use super::varint::RecordInput;
 use super::*;
 use crate::{Observed, Observer, Outcome};
 
@@ -189,7 +189,7 @@ fn records_come_back_as_they_were_and_take_few_bytes() {
     }
     let each = bytes.len() / samples.len();
     assert!(each <= 64, "{each} bytes a record");
-    let (mut decoder, mut input) = (Codec::new(), Input(&bytes));
+    let (mut decoder, mut input) = (Codec::new(), RecordInput(&bytes));
     for (record, _) in &samples {
         assert_eq!(&decoder.get(0, &mut input).unwrap(), record);
     }

@@ -239,18 +239,14 @@ enum Found {
 
 impl Found {
     fn of(call: &AuditCall, reply: &AuditReply, data: &[u8]) -> Found {
-        match (call, reply) {
-            (AuditCall::Read { from, .. }, AuditReply::Part(part))
-                if !part.more && data.is_empty() =>
-            {
-                if part.next_index == *from {
-                    Found::Nothing
-                } else {
-                    Found::Unwanted
-                }
-            }
-            _ => Found::Answer,
+        if let AuditCall::Read { from, .. } = call
+            && let AuditReply::Part(part) = reply
+            && !part.more
+            && data.is_empty()
+        {
+            return if part.next_index == *from { Found::Nothing } else { Found::Unwanted };
         }
+        Found::Answer
     }
 }
 
