@@ -75,7 +75,7 @@ struct Wanted {
     log: bool,
 }
 
-const SABOTAGES: [(&str, Sabotage); 31] = [
+const SABOTAGES: [(&str, Sabotage); 32] = [
     ("fence", Sabotage::ConnectionFence),
     ("locks", Sabotage::Locks),
     ("closes", Sabotage::Closes),
@@ -107,6 +107,7 @@ const SABOTAGES: [(&str, Sabotage); 31] = [
     ("lease-marks", Sabotage::LeaseMarks),
     ("lease-fences", Sabotage::LeaseFences),
     ("lease-restart", Sabotage::LeaseRestart),
+    ("lease-room", Sabotage::LeaseRoom),
 ];
 
 /// What is called so, of an operation or as a whole.

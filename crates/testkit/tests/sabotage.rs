@@ -137,6 +137,12 @@ fn what_is_changed_and_leased_meanwhile() {
     found_out(Sabotage::LeaseMarks, &LEASED, "no order");
 }
 
+// proves: P217
+#[test]
+fn what_is_asked_back_to_make_room_and_leased_anew() {
+    found_out(Sabotage::LeaseRoom, &LEASED, "no order");
+}
+
 // proves: P215
 #[test]
 fn who_does_not_answer_a_recall_and_keeps_its_leases() {

@@ -35,6 +35,8 @@ pub struct ServerOptions {
     /// How long a client believes what is leased to it after its last call. A change waits for a
     /// client that does not answer a tenth longer.
     pub lease_term: Duration,
+    /// Files that are leased to one session at most. It gives back the oldest for others.
+    pub session_leases_max: usize,
     /// Replay slots a session; as many changes of one mount can be under way at once.
     pub slots: u32,
     /// Calls that may be under way on one connection.
@@ -71,6 +73,7 @@ impl Default for ServerOptions {
             key: None,
             lease: Duration::from_secs(60),
             lease_term: Duration::from_secs(5),
+            session_leases_max: 65_536,
             slots: 64,
             calls_max: 128,
             sessions_max: 16_384,

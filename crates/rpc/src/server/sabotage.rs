@@ -78,6 +78,8 @@ pub enum Sabotage {
     LeaseFences,
     /// Changes do not wait for what a server before leased.
     LeaseRestart,
+    /// What is asked back to make room is leased anew before the client's answer, which takes it.
+    LeaseRoom,
 }
 
 /// The promise that is broken in one server.

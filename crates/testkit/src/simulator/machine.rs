@@ -72,6 +72,8 @@ struct ServerInstance {
     loss: StateLoss,
     /// The server leases names and attributes.
     leases: bool,
+    /// Files that it leases to one session at most.
+    session_leases_max: usize,
     deaths: u64,
     power_losses: u64,
     /// Changes that came again to servers that are dead.
@@ -128,6 +130,7 @@ impl ServerMachine {
                 boot: 1,
                 loss: StateLoss::Nothing,
                 leases: false,
+                session_leases_max: usize::MAX,
                 deaths: 0,
                 power_losses: 0,
                 repeated: 0,
@@ -144,9 +147,10 @@ impl ServerMachine {
         self.0.instance.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether servers that start from now on lease names and attributes.
-    pub(super) fn lease(&self, leases: bool) {
-        self.instance().leases = leases;
+    /// Whether servers that start from now on lease names and attributes, and of how many files to one session.
+    pub(super) fn lease(&self, leases: bool, session_leases_max: usize) {
+        let mut instance = self.instance();
+        (instance.leases, instance.session_leases_max) = (leases, session_leases_max);
     }
 
     /// Starts the server process, which takes over from the one before.
@@ -163,9 +167,11 @@ impl ServerMachine {
         }
         below = self.merging(below).await;
         let pool = BufferPool::new(POOL_BYTES, 0);
+        let session_leases_max = self.instance().session_leases_max;
         let options = ServerOptions {
             lease: LEASE,
             lease_term: LEASE_TERM,
+            session_leases_max,
             pool: pool.clone(),
             boot: self.instance().boot,
             sabotage: self.0.sabotage,

@@ -51,6 +51,8 @@ const TIME_MAX: Duration = Duration::from_secs(3600);
 
 /// What clients keep, bytes.
 const REPLAY_BYTES: u64 = 1 << 20;
+/// Files that are leased to one session of a run in which sessions have too few leases.
+const FEW_LEASES: usize = 3;
 
 /// What a run was like.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -198,7 +200,8 @@ struct World {
 
 async fn simulate(plan: &RunPlan, sabotage: Option<Sabotage>) -> Outcome<RunReport> {
     let mut world = World::new(plan, sabotage);
-    world.machine.lease(plan.kind.leases());
+    let leases_max = if plan.few_leases { FEW_LEASES } else { usize::MAX };
+    world.machine.lease(plan.kind.leases(), leases_max);
     world.machine.start().await;
     world.begin_work(plan).await?;
     let mut others = world.of_further_slices(plan);

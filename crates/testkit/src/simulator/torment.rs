@@ -40,6 +40,8 @@ pub(super) struct RunPlan {
     pub(super) evict: bool,
     /// The server reads ahead and merges writes.
     pub(super) merges: bool,
+    /// Sessions may have fewer leases than they want, and give some back all the time.
+    pub(super) few_leases: bool,
     /// There are several servers that take over from each other.
     pub(super) fleet: Option<FleetPlan>,
 }
@@ -75,6 +77,7 @@ impl RunPlan {
             // Not drawn: seeds that once showed a fault show it still.
             evict: seed % 3 == 1,
             merges: false,
+            few_leases: seed / WorkloadKind::ALL.len() as u64 % 2 == 1,
             fleet: None,
         };
         if plan.evict && plan.crash_after.is_some() {

@@ -1,23 +1,22 @@
 //! A session that holds leases: when its client was heard of last, and what is asked back of it.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use dray_core::{FileId, IdHash, RecallItem};
+use dray_core::{FileId, RecallItem};
 use dray_fabric::Connection;
 use dray_rt::{Instant, now, sleep, sleep_until, timeout};
 
 use super::counts::{LeaseStatus, RecallCounts};
+use super::room::HeldFiles;
 use super::table::LeaseTable;
 use crate::server::session::ServerSession;
 use crate::wire::{Proof, RecallMessage};
 
-/// Leases of one session.
-const SESSION_LEASES_MAX: usize = 65_536;
 /// Until the next try to send a recall that a full connection did not take.
 const UNREAD_TIME: Duration = Duration::from_millis(20);
 
@@ -29,6 +28,7 @@ pub(crate) struct LeaseHolder {
     /// How long others wait for a lease: see [`LeaseTable::wait`].
     wait: Duration,
     never_fences: bool,
+    leases_max: usize,
     /// For its connections.
     session: Weak<ServerSession>,
     /// Which session, for people.
@@ -45,18 +45,20 @@ pub(crate) struct LeaseHolder {
 }
 
 #[derive(Default)]
-struct State {
+pub(super) struct State {
     /// The files of which it has leases of this epoch.
-    held: HashSet<FileId, IdHash>,
-    pending: BTreeMap<u64, PendingRecall>,
+    pub(super) held: HeldFiles,
+    pub(super) pending: BTreeMap<u64, PendingRecall>,
+    /// The last recall that makes room.
+    pub(super) giving_back: Option<u64>,
     /// The leases of earlier epochs have ended then.
     void_at: Option<Instant>,
     /// The session is over.
-    ended: bool,
+    pub(super) ended: bool,
 }
 
 #[derive(Default)]
-struct PendingRecall {
+pub(super) struct PendingRecall {
     /// None as long as the change that recalls collects them.
     items: Vec<RecallItem>,
     waiting: Vec<Waker>,
@@ -86,6 +88,7 @@ impl LeaseHolder {
             table: Arc::downgrade(table),
             wait: table.wait(),
             never_fences: table.never_fences,
+            leases_max: table.session_leases_max,
             session,
             host: host.to_owned(),
             contact_ms: AtomicU64::new(now_ms()),
@@ -97,7 +100,7 @@ impl LeaseHolder {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -133,16 +136,21 @@ impl LeaseHolder {
     /// of this epoch have ended.
     pub(super) fn hold(&self, file: FileId, epoch: u32) -> bool {
         let mut state = self.state();
-        let may = !state.ended && self.epoch() == epoch && state.held.len() < SESSION_LEASES_MAX;
+        let may = !state.ended && self.epoch() == epoch && state.held.len() < self.leases_max;
         if may {
             state.held.insert(file);
         }
         may
     }
 
+    /// Whether it has as many leases as it may.
+    pub(super) fn is_full(&self) -> bool {
+        self.state().held.len() >= self.leases_max
+    }
+
     /// The session has no lease of the file any more.
     pub(super) fn let_go(&self, file: FileId) {
-        self.state().held.remove(&file);
+        self.state().held.remove(file);
     }
 
     /// The number of a recall that is going to be sent. It counts as pending from now on.
@@ -329,6 +337,7 @@ impl LeaseHolder {
         drop(state);
         self.count(|counts| &counts.expired, pending.len() as u64);
         pending.into_values().flat_map(|pending| pending.waiting).for_each(Waker::wake);
+        let held = held.into_files();
         if !held.is_empty() {
             let holder = self.clone();
             dray_rt::spawn(async move {

@@ -13,6 +13,7 @@ mod grants;
 mod holder;
 mod marks;
 mod rests;
+mod room;
 mod table;
 
 pub(crate) use change::LeaseChange;

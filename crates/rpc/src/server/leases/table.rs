@@ -46,6 +46,9 @@ pub(crate) struct LeaseTable {
     pub(super) never_marks: bool,
     pub(super) never_fences: bool,
     never_waits: bool,
+    leases_what_is_asked_back: bool,
+    /// Leases of one session.
+    pub(super) session_leases_max: usize,
 }
 
 struct Shard {
@@ -145,6 +148,8 @@ impl LeaseTable {
             never_marks: broken.is(Sabotage::LeaseMarks),
             never_fences: broken.is(Sabotage::LeaseFences),
             never_waits: broken.is(Sabotage::LeaseRestart),
+            leases_what_is_asked_back: broken.is(Sabotage::LeaseRoom),
+            session_leases_max: options.session_leases_max,
         }
     }
 
@@ -255,7 +260,40 @@ impl LeaseTable {
         if !unchanged(part) || is_name && !unchanged(Part::Names(id)) {
             return false;
         }
-        self.hold(&mut shard, who, since.epoch, (id, kind))
+        let is_held = self.hold(&mut shard, who, since.epoch, (id, kind));
+        if is_held {
+            return true;
+        }
+        let is_full = self.held.load(Ordering::Relaxed) >= LEASES_MAX;
+        // Of a full export somebody else gives something back, where the caller has nothing.
+        let other = || shard.files.values().flatten().next().map(|lease| lease.who.clone());
+        let from = match is_full && who.status().held == 0 {
+            true => other(),
+            false => (is_full || who.is_full()).then(|| who.clone()),
+        };
+        drop(shard);
+        if let Some(from) = from {
+            self.make_room(&from);
+        }
+        false
+    }
+
+    /// What a session has of a file is asked back by the recall `number`, to make room. None: it has nothing,
+    /// or it is asked back already.
+    pub(super) fn ask_back(
+        &self,
+        who: &Arc<LeaseHolder>,
+        id: FileId,
+        RecallNumber { number, epoch }: RecallNumber,
+    ) -> Option<LeaseKinds> {
+        let (mut shard, _) = self.shard(id);
+        let leases = shard.files.get_mut(&id)?;
+        let lease = leases.iter_mut().find(|one| Arc::ptr_eq(&one.who, who))?;
+        if lease.epoch != epoch || !lease.recalled.is_empty() {
+            return None;
+        }
+        (lease.recalled, lease.recall) = (lease.kinds, number);
+        Some(lease.kinds)
     }
 
     fn hold(
@@ -269,6 +307,10 @@ impl LeaseTable {
         let own = leases.and_then(|all| all.iter_mut().find(|one| Arc::ptr_eq(&one.who, who)));
         match own {
             Some(lease) if lease.epoch == epoch && who.epoch() == epoch => {
+                // The answer to the recall would take it.
+                if !lease.recalled.common(kind).is_empty() && !self.leases_what_is_asked_back {
+                    return false;
+                }
                 lease.kinds = lease.kinds | kind;
                 return true;
             }
@@ -458,14 +500,37 @@ mod tests {
             let (one, other) = (holder(table), holder(table));
             let leased = (0..70_000).filter(|ino| lease(table, &one, *ino)).count();
             assert_eq!((leased, one.status().held, table.status().held), (65_536, 65_536, 65_536));
-            assert!(lease(table, &one, 7), "it has that one");
+            assert!(lease(table, &one, 9999), "it has that one");
             assert!(lease(table, &other, 7) && lease(table, &other, 69_999));
-            // What is given back makes room.
-            let id = FileId { ino: 7, generation: 0 };
-            table.take_back(&one, (id, LeaseKinds::ATTRIBUTES), one.epoch(), 1);
-            assert!(lease(table, &one, 69_999) && !lease(table, &one, 69_998));
             table.held.store(LEASES_MAX, Ordering::Relaxed);
             assert!(!lease(table, &other, 69_998) && lease(table, &other, 69_999));
+        });
+    }
+
+    /// What was leased the longest ago is asked back, once. It is not leased anew before the answer, which would
+    /// take that, too.
+    // proves: P217
+    #[test]
+    fn a_full_session_gives_back_what_it_got_first() {
+        simulate(|table| {
+            let one = holder(table);
+            let all = (0..65_536).all(|ino| lease(table, &one, ino));
+            assert!(all && !lease(table, &one, 70_000) && !lease(table, &one, 70_001));
+            assert_eq!(one.status().recalls, 1);
+            assert!(!lease(table, &one, 0) && !lease(table, &one, 255) && lease(table, &one, 256));
+            one.acknowledged(2); // the second one found that the first one was under way
+            assert_eq!(one.status().held, 65_536);
+            one.acknowledged(1);
+            assert_eq!((one.status().held, table.status().held), (65_280, 65_280));
+            assert!(lease(table, &one, 70_000) && lease(table, &one, 0));
+            // Of a full export others give something back, too.
+            let other = holder(table);
+            table.held.store(LEASES_MAX, Ordering::Relaxed);
+            let of_others = (0..65_536).find(|ino| {
+                assert!(!lease(table, &other, 80_000 + ino));
+                one.status().recalls == 2
+            });
+            assert!(of_others.is_some());
         });
     }
 
