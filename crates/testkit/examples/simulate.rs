@@ -17,7 +17,7 @@ fn usage() -> String {
     let sabotages = of_operations.into_iter().chain(SABOTAGES.iter().map(|(name, _)| *name));
     format!(
         "simulate [--seeds A..B] [--minutes N] [--work KIND] [--power] [--cut] [--pair WHERE [--servers N]]
-         [--break WHAT] [--log]
+         [--failover] [--break WHAT] [--log]
 
 --seeds A..B   runs these seeds; default 0..2000
 --minutes N    runs seeds from A on until so many minutes are over
@@ -31,6 +31,7 @@ fn usage() -> String {
                on one machine (onemachine), on one each (twomachines), or machines are lost with their
                servers (twomachineslost)
 --servers N    with --pair: 2 servers of one slice, or 3 of three slices; default 2
+--failover     seeds go round all of these, with each kind of work that they leave as it was
 --break WHAT   breaks a promise of the server: some seed must fail, of the work or the losses
                of power that need it:
                {}
@@ -72,10 +73,11 @@ struct Wanted {
     cut: bool,
     pair: Option<PairKind>,
     servers: usize,
+    failover: bool,
     log: bool,
 }
 
-const SABOTAGES: [(&str, Sabotage); 32] = [
+const SABOTAGES: [(&str, Sabotage); 34] = [
     ("fence", Sabotage::ConnectionFence),
     ("locks", Sabotage::Locks),
     ("closes", Sabotage::Closes),
@@ -102,6 +104,8 @@ const SABOTAGES: [(&str, Sabotage); 32] = [
     ("in-step", Sabotage::InStep),
     ("copy", Sabotage::Copy),
     ("answered-data", Sabotage::AnsweredData),
+    ("awaited-stamps", Sabotage::AwaitedStamps),
+    ("repeated-recovery", Sabotage::RepeatedRecovery),
     ("lease-recalls", Sabotage::LeaseRecalls),
     ("lease-listings", Sabotage::LeaseListings),
     ("lease-marks", Sabotage::LeaseMarks),
@@ -145,6 +149,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Wanted> {
         cut: false,
         pair: None,
         servers: 2,
+        failover: false,
         log: false,
     };
     while let Some(argument) = arguments.next() {
@@ -153,6 +158,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Wanted> {
             "--cut" => wanted.cut = true,
             "--pair" => wanted.pair = Some(kind(&PairKind::ALL, &arguments.next()?)?),
             "--servers" => wanted.servers = arguments.next()?.parse().ok()?,
+            "--failover" => wanted.failover = true,
             "--log" => wanted.log = true,
             "--work" => wanted.work = Some(arguments.next()?),
             "--seeds" => {
@@ -176,12 +182,30 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Wanted> {
         false => work_kind(work).is_some() || work == LEAVING && !wanted.cut,
     });
     let special = wanted.cut || wanted.pair.is_some();
+    if wanted.failover && (special || wanted.power || wanted.work.is_some()) {
+        return None;
+    }
     let servers = wanted.servers == 2 || wanted.servers == 3 && wanted.pair.is_some();
     (known && servers && (!special || !wanted.power && wanted.work.is_some())).then_some(wanted)
 }
 
 fn work_kind(name: &str) -> Option<WorkloadKind> {
     kind(&WorkloadKind::ALL, name).or_else(|| kind(&BESIDE, name))
+}
+
+/// The run that a seed stands for, and the seed that it has among its like.
+fn of_seed(wanted: &Wanted, seed: u64) -> (Wanted, u64) {
+    if !wanted.failover {
+        return (wanted.clone(), seed);
+    }
+    let pairs =
+        PairKind::ALL.into_iter().flat_map(|pair| pair.kinds().map(move |work| (pair, work)));
+    let all: Vec<_> =
+        pairs.flat_map(|(pair, work)| [2, 3].map(|servers| (pair, servers, name(&work)))).collect();
+    let count = all.len() as u64;
+    let (pair, servers, work) = all[(seed % count) as usize].clone();
+    let (pair, work) = (Some(pair), Some(work));
+    (Wanted { pair, servers, work, failover: false, ..wanted.clone() }, seed / count)
 }
 
 /// What went wrong in the run, if it bore that.
@@ -213,7 +237,7 @@ const ENOUGH_RUNS: u64 = 500;
 
 /// Faults that never were, and should have been: what they would have shown has not been tried.
 fn never(wanted: &Wanted, runs: u64, faults: &FaultCounts) -> Vec<&'static str> {
-    if runs < ENOUGH_RUNS || wanted.work.is_some() || wanted.sabotage.is_some() {
+    if runs < ENOUGH_RUNS || wanted.failover || wanted.work.is_some() || wanted.sabotage.is_some() {
         return Vec::new();
     }
     let elsewhere: &[&str] = match wanted.power {
@@ -277,7 +301,8 @@ fn main() -> ExitCode {
         if wanted.time.is_some_and(|time| begin.elapsed() >= time) {
             break;
         }
-        let report = std::panic::catch_unwind(|| run(&wanted, seed));
+        let (one, seed) = of_seed(&wanted, seed);
+        let report = std::panic::catch_unwind(|| run(&one, seed));
         runs += 1;
         match report {
             Ok(Ok(more)) => faults += more,
@@ -291,7 +316,7 @@ fn main() -> ExitCode {
                     Ok(Err(failure)) => failure.to_string(),
                     _ => format!("seed {seed}: it panicked"),
                 };
-                let again = again(&wanted);
+                let again = again(&one);
                 println!("{why}\n  again: script/simulate {again}--seeds {seed}..{}", seed + 1);
             }
         }

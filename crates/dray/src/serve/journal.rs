@@ -14,6 +14,8 @@ use crate::serve::state::cannot_write;
 
 /// Holds the boot id of the machine under the last server.
 const BOOT: &str = "boot";
+/// Holds the number of the last recovery: a random one, 16 hexadecimal digits.
+const RECOVERY: &str = "recovery";
 /// Holds a file for each session.
 const SESSIONS: &str = "sessions";
 
@@ -68,6 +70,10 @@ impl Journal for ServerJournal {
 pub struct Boot {
     path: PathBuf,
     now: String,
+    /// The state of the machine's memory, as clients know it. It is another one after each start that
+    /// finds the machine lost. Two of these can follow one loss: the first may have ended its recovery
+    /// without a note of that. Then clients have done new work since, and send that again, too.
+    pub told: u128,
     /// Whether the machine went down since: what was not synced may be lost.
     pub machine_lost: bool,
 }
@@ -83,7 +89,16 @@ impl Boot {
             read => Some(read.doing(|| format!("cannot read {}", path.display()))?),
         };
         let machine_lost = last.as_ref().is_some_and(|last| last != now.as_bytes());
-        let boot = Boot { path, now, machine_lost };
+        let recovery = state.join(RECOVERY);
+        let number = match machine_lost {
+            true => {
+                let number = dray_rt::random_u64();
+                write_synced(&recovery, &format!("{number:016x}\n"))?;
+                number
+            }
+            false => last_recovery(&recovery)?,
+        };
+        let boot = Boot { path, now, told: boot ^ u128::from(number), machine_lost };
         if last.is_none() {
             boot.note()?;
         }
@@ -93,18 +108,35 @@ impl Boot {
     /// Nobody comes back any more with what the machine lost. Before, a server that is
     /// started anew has to ask for it anew.
     pub fn note(&self) -> Result<(), Failure> {
-        let write = || {
-            let mut file = File::create(&self.path)?;
-            file.write_all(self.now.as_bytes())?;
-            file.sync_all()?; // it has to outlive the machine
-            match self.path.parent() {
-                Some(dir) => File::open(dir)?.sync_all(),
-                None => Ok(()),
-            }
-        };
-        let written = posix::as_server(write).map_err(|error| io::Error::from(error.errno()));
-        written.and_then(|written| written).map_err(|error| cannot_write(&self.path, &error))
+        write_synced(&self.path, &self.now)
     }
+}
+
+/// The number of the last recovery; 0: there was none.
+fn last_recovery(path: &Path) -> Result<u64, Failure> {
+    match std::fs::read_to_string(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+        // What makes no sense is another number: clients take that for a loss, and report it.
+        read => {
+            let read = read.doing(|| format!("cannot read {}", path.display()))?;
+            Ok(u64::from_str_radix(read.trim(), 16).unwrap_or(0))
+        }
+    }
+}
+
+/// Writes what has to outlive the machine.
+fn write_synced(path: &Path, text: &str) -> Result<(), Failure> {
+    let write = || {
+        let mut file = File::create(path)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        match path.parent() {
+            Some(dir) => File::open(dir)?.sync_all(),
+            None => Ok(()),
+        }
+    };
+    let written = posix::as_server(write).map_err(|error| io::Error::from(error.errno()));
+    written.and_then(|written| written).map_err(|error| cannot_write(path, &error))
 }
 
 #[cfg(test)]
@@ -122,6 +154,23 @@ mod tests {
         assert!(second.machine_lost, "the one before it died before it was settled");
         second.note().unwrap();
         assert!(!begin(2).machine_lost);
+    }
+
+    /// A server ended after a recovery and before it could note that. To clients the next one had lost
+    /// nothing more. They sent again what was older than the loss, and it stood over what they had
+    /// written since.
+    // proves: P102
+    #[test]
+    fn each_start_that_finds_the_machine_lost_is_a_further_loss_to_clients() {
+        let state = tempfile::tempdir().unwrap();
+        let begin = |boot| Boot::begin(state.path(), boot).unwrap();
+        let first = begin(1);
+        assert_eq!((first.told, begin(1).told), (1, 1));
+        let (one, two) = (begin(2), begin(2));
+        assert!(one.told != first.told && two.told != one.told);
+        two.note().unwrap();
+        assert_eq!(begin(2).told, two.told, "nothing was lost since");
+        assert_ne!(begin(3).told, two.told);
     }
 
     /// An unreadable note counted as that of the first server ever: nobody was waited for.

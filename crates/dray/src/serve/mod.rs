@@ -37,7 +37,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dray_fabric::{Address, Listening, listen};
-use dray_rpc::server::{Server, StateLoss};
+use dray_rpc::server::{Server, ServerOptions, StateLoss};
 use dray_rt::{DriverKind, Executor, ExecutorHandle, Scope, timeout};
 
 use crate::args::ServeArgs;
@@ -114,6 +114,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let key = options.key.clone();
     let (journal, boot, loss) = former_server(&state_dir, plan.boot)?;
     let names: Vec<&str> = plan.exports.iter().map(|export| export.name.as_str()).collect();
+    let options = ServerOptions { boot: boot.told, ..options };
     let server = Server::awaiting(options, &names, Arc::new(journal));
     let exports: Vec<_> =
         plan.exports.iter().map(|plan| Arc::new(ExportState::new(plan))).collect();

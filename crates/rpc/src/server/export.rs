@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dray_core::{CallAdmission, Fence, FileSystem, Shares};
+use dray_core::{CallAdmission, Context, Fence, FileSystem, Result, Shares};
 use dray_fabric::{BufferPool, HEAD_MAX_BYTES, Peer};
 use dray_rt::ExecutorHandle;
 
@@ -192,6 +192,12 @@ impl Export {
         self.lease.clone().map(|lease| -> Arc<dyn Fence> { lease })
     }
 
+    /// Syncs everything, as [`GroupSync::sync_all`] does.
+    pub(crate) async fn sync_all(&self, cx: &Context) -> Result<u64> {
+        let awaited = self.replayed.awaited();
+        self.group_sync.sync_all(cx, &*self.fs, &self.ranges, awaited).await
+    }
+
     pub(super) fn lose(&self) {
         self.lost.store(true, Ordering::SeqCst);
     }
@@ -276,7 +282,7 @@ fn same_prefix(left: u128, right: u128, prefix_bits: u8, width_bits: u32) -> boo
 impl FromStr for Allow {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Allow, String> {
+    fn from_str(text: &str) -> std::result::Result<Allow, String> {
         let wrong = || format!("`{text}` is no address range, such as 10.1.0.0/16 or fd00::/8");
         let (base, bits) = match text.split_once('/') {
             Some((base, bits)) => (base, Some(bits)),

@@ -68,6 +68,10 @@ pub enum Sabotage {
     Copy,
     /// Answered changes of data are not made again after a takeover.
     AnsweredData,
+    /// What is synced counts as on media, up to changes that clients may still ask for again.
+    AwaitedStamps,
+    /// A recovery that goes on at another server epoch is no further loss to clients.
+    RepeatedRecovery,
     /// Leases are not asked back before a change.
     LeaseRecalls,
     /// A change of a name does not ask the attributes of its directory back, which cover the listing.

@@ -152,7 +152,7 @@ impl Server {
             for index in 0..self.inner.exports.count() {
                 let export = self.inner.exports.next_opened(index).await;
                 let _ = export.recovery.wait(&Context::system()).await; // nobody cancels it
-                while export.replayed.awaits_repetitions() && !export.is_lost() {
+                while !export.replayed.awaited().is_empty() && !export.is_lost() {
                     sleep(REPETITIONS_PAUSE).await;
                 }
                 export.replayed.clear();

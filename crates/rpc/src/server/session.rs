@@ -612,8 +612,7 @@ mod tests {
             };
             let (one, other) = (session(1), session(2));
             let cx = Context::system();
-            let sync =
-                async || export.group_sync.sync_all(&cx, &*export.fs, &export.ranges).await.is_ok();
+            let sync = async || export.sync_all(&cx).await.is_ok();
             assert!(!sync().await && one.sync_failure(5).is_some());
             assert!(sync().await && one.sync_failure(5).is_some(), "asked again");
             assert!(one.sync_failure(6).is_none() && one.sync_failure(7).is_none());

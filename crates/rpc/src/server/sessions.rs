@@ -183,8 +183,7 @@ impl Inner {
         let cx = as_server::of_nobody();
         // Changes that clients have not sent again yet are not on media, whatever their stamp.
         let _ = export.recovery.wait(&cx).await; // nobody cancels it
-        let synced = export.group_sync.sync_all(&cx, &*export.fs, &export.ranges);
-        match synced.await {
+        match export.sync_all(&cx).await {
             Ok(stamp) => {
                 let ticket = export.tickets.on_media(None, stamp);
                 self.notify_durable(export, stamp, ticket);

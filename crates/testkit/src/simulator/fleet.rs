@@ -27,6 +27,7 @@ use dray_rt::{ExecutorHandle, Scope, random_u64, sleep};
 use super::fleet_link::SimLink;
 use super::machine::{EXPORT, LEASE, POOL_BYTES, SERVER, slow_fault};
 use super::pair::ServerPair;
+use super::work::WorkloadKind;
 
 /// The names of both servers of a slice on its network.
 pub(super) const SERVERS: [&str; 2] = [SERVER, "server2"];
@@ -57,6 +58,35 @@ impl PairKind {
     /// All of them.
     pub const ALL: [PairKind; 3] =
         [PairKind::OneMachine, PairKind::TwoMachines, PairKind::TwoMachinesLost];
+
+    /// The kinds of work that such a takeover leaves as it was. Copies, extended attributes and what a
+    /// client has given up on are kept by nobody: a takeover by another machine counts them as lost.
+    pub fn kinds(self) -> impl Iterator<Item = WorkloadKind> {
+        WorkloadKind::ALL.into_iter().filter(move |kind| self.bears(*kind))
+    }
+
+    fn bears(self, kind: WorkloadKind) -> bool {
+        match kind {
+            WorkloadKind::Append
+            | WorkloadKind::Counter
+            | WorkloadKind::Flocks
+            | WorkloadKind::Register
+            | WorkloadKind::Words
+            | WorkloadKind::Rights
+            | WorkloadKind::Believed => true,
+            // A file that was removed while it was open goes with the machine that had it open.
+            WorkloadKind::Names | WorkloadKind::Puts | WorkloadKind::Deleted => {
+                self != PairKind::TwoMachinesLost
+            }
+            // A change that its client has given up on is sent again by nobody, though others have seen it.
+            WorkloadKind::Limited
+            | WorkloadKind::Model
+            | WorkloadKind::Copies
+            | WorkloadKind::Notified
+            | WorkloadKind::Interleaved
+            | WorkloadKind::Leased => self == PairKind::OneMachine,
+        }
+    }
 }
 
 /// The servers of a run.

@@ -159,6 +159,8 @@ impl ServerMachine {
             return pair.fleet().start().await;
         }
         let loss = self.instance().loss;
+        // As `dray serve` has it: a server that died may have ended its recovery.
+        self.instance().boot += u128::from(loss != StateLoss::Nothing);
         let fs = self.0.disk.mount();
         let mut below: Arc<dyn FileSystem> = Arc::new(fs.clone());
         if let Some(slow) = self.0.slow {
@@ -256,7 +258,6 @@ impl ServerMachine {
             self.0.journal.forget();
         }
         let mut instance = self.instance();
-        instance.boot += 1;
         instance.power_losses += 1;
         if forget || instance.loss != StateLoss::SessionsToo {
             instance.loss = if forget { StateLoss::SessionsToo } else { StateLoss::Unsynced };

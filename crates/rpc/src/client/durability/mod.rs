@@ -55,7 +55,7 @@ mod segments;
 mod sync_requests;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 
@@ -91,6 +91,8 @@ pub(crate) struct UnsyncedLog {
     limit_bytes: u64,
     /// Something was lost, or may be. While it is false, syncs and closes need no look at the rest.
     alert: AtomicBool,
+    /// How often the server's machine has lost power. It changes under the lock.
+    power_epoch: AtomicU64,
     copies: CopyStore,
     state: Mutex<State>,
     /// Starts the sync scheduler.
@@ -99,7 +101,7 @@ pub(crate) struct UnsyncedLog {
 
 #[derive(Default)]
 struct State {
-    /// How often the server's machine has lost power.
+    /// [`UnsyncedLog::power_epoch`].
     power_epoch: u64,
     replaying: bool,
     /// A sync of everything failed, and not each file has been synced by itself since.
@@ -222,6 +224,7 @@ impl UnsyncedLog {
         UnsyncedLog {
             limit_bytes,
             alert: AtomicBool::new(false),
+            power_epoch: AtomicU64::new(0),
             copies: CopyStore::new(limit_bytes, source),
             state: Mutex::new(State { inherited, ..State::default() }),
             starter: OnceLock::new(),
@@ -255,7 +258,7 @@ impl UnsyncedLog {
 
     /// How often the server's machine has lost power: of changes that are answered now.
     pub(crate) fn power_epoch(&self) -> u64 {
-        self.lock().power_epoch
+        self.power_epoch.load(Ordering::SeqCst)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The replay after a loss of power at the server's machine. This module decides which changes are
 //! sent again, in which order, and what is lost at its end.
 
+use std::sync::atomic::Ordering;
 use std::task::Waker;
 
 use dray_core::FileId;
@@ -15,6 +16,7 @@ impl UnsyncedLog {
     pub(crate) fn server_lost_power(&self) {
         let mut state = self.lock();
         state.power_epoch += 1;
+        self.power_epoch.store(state.power_epoch, Ordering::SeqCst);
         state.replaying = true;
         state.sync_failed = false; // what that left out is replayed, or reported
         state.losses.power_lost();

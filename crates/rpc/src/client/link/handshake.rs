@@ -60,6 +60,8 @@ pub(super) struct LinkSink {
     pub(super) failure: Option<ConnectError>,
     /// A call was answered.
     pub(super) useful: bool,
+    /// How often the server's machine had lost power when the connection was welcomed.
+    power_epoch: u64,
     pub(super) tell: Option<oneshot::Sender<HandshakeOutcome>>,
     receiver: ReplyReceiver,
 }
@@ -105,6 +107,7 @@ impl LinkSink {
             settled: None,
             failure: None,
             useful: false,
+            power_epoch: 0,
             tell,
         }
     }
@@ -219,14 +222,14 @@ impl LinkSink {
                 definition: String::new(),
             }));
         }
-        let Some(WelcomeNews { forgotten, power_lost }) =
-            self.link.welcomed(&welcome, self.features, self.asked)
-        else {
+        let news = self.link.welcomed(&welcome, self.features, self.asked);
+        let Some(WelcomeNews { forgotten, power_lost, power_epoch }) = news else {
             self.decline(&welcome);
             return Ok(());
         };
         self.link.addresses.welcomed(self.address);
         self.number = welcome.connection;
+        self.power_epoch = power_epoch;
         self.stage = Stage::Serving;
         self.settled = None;
         if self.link.addresses.are_several() && self.features & FEATURE_PROBES != 0 {
@@ -236,7 +239,6 @@ impl LinkSink {
         }
         self.link.log_reconnected(self.link.outage.welcomed(key_of(&self.channel)));
         self.link.reached.notify_waiters();
-        let power_epoch = self.link.unsynced.power_epoch();
         let epoch = ConnectionEpoch { power_epoch, session_state: SessionState::of(&welcome) };
         let granted = (welcome.calls_max, welcome.slots);
         let one_way = self.features & FEATURE_ONE_WAY != 0;
@@ -278,6 +280,11 @@ impl LinkSink {
 
     fn serving(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()> {
         if peek_kind(head)? != Kind::Notify {
+            // An answer that was under way for long. The change may be gone, and the replay be over: the next
+            // server knows what became of it.
+            if self.power_epoch != self.link.unsynced.power_epoch() {
+                return Err(io::Error::from_raw_os_error(libc::ECONNRESET));
+            }
             self.useful = true;
             return self.receiver.frame(head, data);
         }

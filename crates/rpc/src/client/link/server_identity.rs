@@ -75,6 +75,8 @@ pub(super) struct WelcomeNews {
     pub(super) forgotten: Option<Vec<HeldLock>>,
     /// The server's machine has lost its memory, too, and all changes that were not on media.
     pub(super) power_lost: bool,
+    /// How often that has happened: of changes that this connection answers.
+    pub(super) power_epoch: u64,
 }
 
 impl Link {
@@ -150,7 +152,9 @@ impl Link {
                 None
             }
         };
-        Some(WelcomeNews { forgotten, power_lost })
+        // Later it may be that of a connection which has met the next server meanwhile.
+        let power_epoch = self.unsynced.power_epoch();
+        Some(WelcomeNews { forgotten, power_lost, power_epoch })
     }
 }
 

@@ -11,7 +11,7 @@ use super::Shared;
 use crate::server::call_admission::{self, AtOnce, Grants};
 use crate::server::exactly_once::plan::{self, ChangeState, Plan};
 use crate::server::exactly_once::settle::Amend;
-use crate::server::exactly_once::slots::{Reexecution, Route, Verdict};
+use crate::server::exactly_once::slots::{AnsweredChange, Reexecution, Route, Verdict};
 use crate::server::exactly_once::{bytes, needs};
 use crate::server::execute::{self, Files, ShownOperand};
 use crate::server::leases::{LeaseChange, LeaseGrants, LeaseSince};
@@ -84,6 +84,16 @@ impl RangeGrants {
     fn give_up(&mut self) {
         let RangeGrants { plan, again, lone, leases } = self;
         (*plan, *again, *lone, *leases) = (None, None, None, None);
+    }
+}
+
+/// The file whose data or attributes a call has changed.
+fn changed_file((row, files): (&CallRow<'_>, &Files), reply: &Reply) -> Option<FileId> {
+    match row.changes {
+        Changes::Attributes(file) | Changes::Data(file, _) => files.id(file).ok(),
+        // The file that was changed by its name. If the file is new, nobody has it open.
+        Changes::DataOfReply => reply.file(),
+        Changes::Nothing | Changes::Names | Changes::Redone => None,
     }
 }
 
@@ -269,8 +279,10 @@ impl CallInHand {
         }
         again.take_if(|again| !self.asks_again(again, row, &files));
         if let Some(answered) = again.as_mut().and_then(|again| again.answered.take()) {
-            let of_call = (call, row, &files, data);
-            *reply = self.make_answered(of_call, answered.answer).await;
+            let (of_call, AnsweredChange { answer, awaited }) =
+                ((call, row, &files, data), *answered);
+            *reply = self.make_answered(of_call, answer).await;
+            drop(awaited); // now a sync covers it
             return Ok(());
         }
         let amend = again.as_ref().and_then(|again| again.amend);
@@ -313,6 +325,7 @@ impl CallInHand {
         }
         let table = session.export.lease_table.as_ref();
         *since = table.zip(session.lease_holder()).map(|(table, holder)| table.since(holder));
+        let data_again = again.as_ref().map(|_| data.clone().unwrap_or_default());
         *reply = match execute::run(server, session, &self.cx, (call, state), data).await {
             Ok(reply) => reply,
             Err(error) => Reply::failure(&error),
@@ -326,6 +339,9 @@ impl CallInHand {
         if row.changes.is_stamped() {
             let stamp = bytes::stamp(plan.as_ref(), again.as_deref(), lone.as_ref());
             self.stamp(reply, stamp, (row, &files), at);
+        }
+        if let Some(data) = data_again {
+            self.note_made_again(call, data, (row, &files), reply);
         }
         if let Some(version) = version {
             let unchanged = self.split_read_version(call) == Some(version);
@@ -405,6 +421,8 @@ impl CallInHand {
             if let Err(error) = made.await {
                 return Reply::failure(&error);
             }
+            // A sync that was before it has not brought it to media, though its stamp is an old one.
+            self.session.changed(self.session.export.ranges.stamps.next());
         }
         drop(carried);
         self.open_replayed(row.session, &answer).await;
@@ -538,11 +556,21 @@ impl CallInHand {
         if self.session.export.watchers.is_empty() {
             return None;
         }
-        match row.changes {
-            Changes::Attributes(file) | Changes::Data(file, _) => files.id(file).ok(),
-            // The file that was changed by its name. If the file is new, nobody has it open.
-            Changes::DataOfReply => reply.file(),
-            Changes::Nothing | Changes::Names | Changes::Redone => None,
+        changed_file((row, files), reply)
+    }
+
+    /// Notes a change that was made again as it was begun, while it has its bytes. It had not to wait for
+    /// others that a server before us began.
+    fn note_made_again(
+        &self,
+        call: &Call<'_>,
+        data: Buf,
+        about: (&CallRow<'_>, &Files),
+        reply: &Reply,
+    ) {
+        let Some(stamp) = reply.stamped().cloned().filter(|_| reply.is_success()) else { return };
+        if let Some(file) = changed_file(about, reply) {
+            execute::note_made_again(&self.session, call, data, (file, stamp));
         }
     }
 

@@ -14,7 +14,7 @@ use dray_fabric::Connection;
 use crate::server::exactly_once::settle::Amend;
 use crate::server::journal::SlotLog;
 use crate::server::ranges::RangeGrant;
-use crate::server::recovery::replayed::AwaitedRepetition;
+use crate::server::recovery::awaited::AwaitedRepetition;
 use crate::server::reply::Reply;
 use crate::server::sabotage::BrokenPromises;
 use crate::wire::OpRow;
@@ -63,7 +63,7 @@ pub(crate) struct Reexecution {
 /// changes that clients send again, by its stamp.
 pub(crate) struct AnsweredChange {
     pub(crate) answer: Reply,
-    pub(crate) _awaited: AwaitedRepetition,
+    pub(crate) awaited: AwaitedRepetition,
 }
 
 impl Reexecution {

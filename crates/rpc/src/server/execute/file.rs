@@ -101,7 +101,8 @@ pub(super) async fn sync(
     (handle, data_only): (u64, bool),
 ) -> Result<Reply> {
     let file = session.file(handle).ok_or_else(|| Error::new(Errno::EBADF))?;
-    let upto = session.export.ranges.settled_in(file.id()).await;
+    let settled = session.export.ranges.settled_in(file.id()).await;
+    let upto = session.export.replayed.awaited().bound_in(file.id(), settled);
     if !server.options.broken().drops_change(Op::Sync) {
         file.sync(cx, data_only).await?;
     }

@@ -67,7 +67,7 @@ pub(super) async fn sync_all(
     cx: &Context,
 ) -> Result<Reply> {
     let export = &session.export;
-    let synced = export.group_sync.sync_all(cx, &*export.fs, &export.ranges).await;
+    let synced = export.sync_all(cx).await;
     if let Some(error) = session.sync_failure(cx.origin.request.0) {
         return Err(error);
     }

@@ -23,7 +23,7 @@ use crate::wire::{Call, copied_bytes};
 
 pub(super) use opening::{check_name, is_to_be_made};
 pub(super) use operands::{Files, ShownOperand, check_handles, span};
-pub(super) use replayed::{make_answered, open_replayed};
+pub(super) use replayed::{make_answered, note_made_again, open_replayed};
 
 /// Carries out a call. There is one arm for each operation: here the compiler asks how a new one is
 /// carried out.

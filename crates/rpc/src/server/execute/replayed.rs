@@ -8,7 +8,7 @@ use crate::server::execute::opening::keep;
 use crate::server::reply::Reply;
 use crate::server::session::ServerSession;
 use crate::server::tickets;
-use crate::wire::{Call, Change, Opening};
+use crate::wire::{Call, Change, Opening, Stamp};
 
 /// Opens the file of a repeated answer: an earlier server epoch carried out the open, and this one
 /// does not have the file. Otherwise the file could be removed before its client uses it.
@@ -71,6 +71,25 @@ pub(in crate::server) async fn make_answered(
         export.replayed.redo(&own, session.id, &export.ranges, &*opened, change).await?;
     }
     Ok(())
+}
+
+/// Notes a change that was made again as it was begun, and got `stamp` with that. `written`: its bytes.
+pub(in crate::server) fn note_made_again(
+    session: &ServerSession,
+    call: &Call<'_>,
+    data: Buf,
+    (file, stamp): (FileId, Stamp),
+) {
+    let note = |change, data_bytes| {
+        let made = (stamp.number, change, data_bytes);
+        session.export.replayed.made_besides(session.id, file, made);
+    };
+    if let Call::CopyRange { to_at, len_bytes, .. } = *call {
+        return note(Change::Write { at: to_at }, len_bytes);
+    }
+    for (change, data) in data_changes(call, data, stamp.at).into_iter().flatten() {
+        note(change, data.len() as u64);
+    }
 }
 
 /// The changes of a file's data that a call makes. `appended_at`: where its data went.

@@ -7,6 +7,7 @@ use std::task::{Poll, Waker};
 use dray_core::{Context, Error, FileSystem, Result};
 
 use crate::server::ranges::RangeTable;
+use crate::server::recovery::awaited::AwaitedStamps;
 
 /// The syncs of one export.
 #[derive(Default)]
@@ -85,20 +86,21 @@ impl GroupSync {
         Some((state.failures, why))
     }
 
-    /// Syncs everything and answers the stamp up to which it is on media. Errors: those of
-    /// the file system below.
+    /// Syncs everything and answers the stamp up to which it is on media. That is before each change
+    /// that is `awaited`. Errors: those of the file system below.
     pub(crate) async fn sync_all(
         &self,
         cx: &Context,
         fs: &dyn FileSystem,
         ranges: &RangeTable,
+        awaited: &AwaitedStamps,
     ) -> Result<u64> {
         let wanted = self.lock().begun + 1;
         match self.await_role(wanted).await {
             SyncRole::Done(outcome) => outcome,
             SyncRole::Run => {
                 let running = Running(self);
-                let upto = ranges.settled().await;
+                let upto = awaited.bound(ranges.settled().await);
                 let outcome = fs.sync_all(cx).await.map(|()| upto);
                 if outcome.is_ok() {
                     self.durable_stamp.fetch_max(upto, Ordering::SeqCst);
@@ -163,7 +165,8 @@ mod tests {
                 let (stable, ranges) = (stable.clone(), ranges.clone());
                 async move {
                     let fs = MemoryFs::new(MemoryOptions::default());
-                    stable.sync_all(&Context::system(), &fs, &ranges).await.unwrap()
+                    let awaited = AwaitedStamps::default();
+                    stable.sync_all(&Context::system(), &fs, &ranges, &awaited).await.unwrap()
                 }
             });
             dray_rt::sleep(std::time::Duration::from_secs(1)).await;

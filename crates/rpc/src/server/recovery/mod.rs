@@ -5,6 +5,7 @@
 //! taken, because an older change must not undo what somebody else has synced since. When all have
 //! sent what they kept, or have been silent for a lease, new work begins.
 
+pub(crate) mod awaited;
 pub(crate) mod epoch;
 pub(crate) mod grace;
 pub(crate) mod group_sync;

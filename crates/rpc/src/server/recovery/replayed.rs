@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use dray_core::{Allocate, Buf, Context, Errno, Error, FileId, OpenFile, Result, SetAttr, Write};
 
 use crate::server::ranges::{RangeTable, Span};
+use crate::server::recovery::awaited::{AwaitedRepetition, AwaitedStamps};
 use crate::wire::{Change, FileDurableStamp};
 
 /// Ranges, files and failures remembered for one export; beyond it changes are refused.
@@ -19,13 +20,8 @@ const ZEROS_BYTES: u64 = 1 << 20;
 #[derive(Default)]
 pub(crate) struct ReplayedChanges {
     state: Mutex<State>,
-    /// As many more references as there are answered changes that may be asked for again.
-    repetitions: Arc<()>,
+    repetitions: Arc<AwaitedStamps>,
 }
-
-/// A change that had been answered may be asked for again, and is then made by its stamp. Until then
-/// it has to be known what was made again besides.
-pub(crate) struct AwaitedRepetition(#[expect(dead_code, reason = "it is counted")] Arc<()>);
 
 #[derive(Default)]
 struct State {
@@ -145,14 +141,14 @@ impl ReplayedChanges {
         Ok(())
     }
 
-    /// Begins to wait for the repetition of a change that had been answered.
-    pub(crate) fn await_repetition(&self) -> AwaitedRepetition {
-        AwaitedRepetition(self.repetitions.clone())
+    /// Begins to wait for the repetition of a change of `file` that had been answered with `stamp`.
+    pub(crate) fn await_repetition(&self, stamp: u64, file: FileId) -> AwaitedRepetition {
+        AwaitedRepetition::begin(&self.repetitions, stamp, file)
     }
 
-    /// Whether such a change may still be asked for again.
-    pub(crate) fn awaits_repetitions(&self) -> bool {
-        Arc::strong_count(&self.repetitions) > 1
+    /// The changes that may still be asked for again.
+    pub(crate) fn awaited(&self) -> &AwaitedStamps {
+        &self.repetitions
     }
 
     /// Forgets everything.
@@ -182,6 +178,23 @@ impl ReplayedChanges {
             self.failed(session, id, stamp);
         }
         made
+    }
+
+    /// A change has been made for which nobody waited in the queue of ranges, as one that a server before
+    /// began. An answered one of before may be made again behind it: then it does not stand over this one.
+    pub(crate) fn made_besides(&self, session: u64, id: FileId, made: (u64, Change, u64)) {
+        let (stamp, change, data_bytes) = made;
+        let mut state = self.lock();
+        if self.repetitions.is_empty() {
+            return;
+        }
+        let known = usize::from(!state.files.contains_key(&id));
+        let file = state.files.entry(id).or_default();
+        let before = file.ranges.0.len();
+        file.plan(stamp, change, data_bytes);
+        // As many as there are replay slots, at most: there is room for them.
+        let more = file.ranges.0.len().saturating_sub(before) + known;
+        state.remember(session, more);
     }
 
     /// A change could not be made: it does not become one that was when it is asked for again.
@@ -395,6 +408,24 @@ mod tests {
             panic!("not a cut")
         };
         assert_eq!((parts, size), (vec![(5, 10)], None), "a later cut decides the size");
+    }
+
+    /// Of two writes of one place, both from a server that had died, the earlier one had been answered.
+    /// The later one was made first, and then the earlier one stood over it.
+    // proves: P142
+    #[test]
+    fn an_answered_change_does_not_stand_over_one_that_was_begun_behind_it() {
+        let (replayed, id) = (ReplayedChanges::default(), FileId { ino: 1, generation: 0 });
+        let write = |stamp, at| (stamp, Change::Write { at }, 20);
+        replayed.made_besides(1, id, write(7, 0));
+        assert!(replayed.lock().files.is_empty(), "nothing is awaited");
+        let awaited = replayed.await_repetition(5, id);
+        replayed.made_besides(1, id, write(9, 0));
+        let Step::Write(parts) = replayed.plan(2, id, write(5, 10)).unwrap() else {
+            panic!("not a write")
+        };
+        assert_eq!(parts, [(20, 30)]);
+        drop(awaited);
     }
 
     /// The write of a put lost against the put's own cut, and the file was empty.

@@ -276,7 +276,11 @@ impl SliceServer {
         let journal_lost = !self.lock().began && self.slice.loss != StateLoss::Nothing;
         // What was written elsewhere and not synced is not here, and perhaps nowhere.
         let is_here = [*page_cache, PageCacheId::SYNCED].contains(&state.page_cache);
-        let lost = journal_lost || !is_here;
+        // A recovery that another server had begun may have ended without a note of that. Then clients have
+        // done new work since. Older changes that are sent again would replace it, unless it is sent again
+        // itself: so it counts as one more loss.
+        let goes_on = state.recovering && !self.is_broken(Sabotage::RepeatedRecovery);
+        let lost = journal_lost || !is_here || goes_on;
         let epoch = state.epoch + 1;
         let hands_over = journal_lost && state.in_step && membership.is_member(*other);
         let next = match hands_over {

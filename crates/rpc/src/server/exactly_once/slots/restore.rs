@@ -112,9 +112,10 @@ impl ReplaySlots {
         (answer, (op, begun)): (Vec<u8>, (Op, Vec<u8>)),
     ) -> Option<Slot> {
         let reply = Reply::remembered(&answer);
-        if reply.stamped().is_none() {
+        let Some(stamp) = reply.stamped().map(|stamp| stamp.number) else {
             return Some(Slot::done(noted.sequence, answer)); // it is not kept either
-        }
+        };
+        let answered = Reply::remembered(&answer);
         let settled = settle::settle_answered(&*export.fs, reply, Some((op, begun))).await;
         if export.is_lost() {
             return None;
@@ -122,15 +123,17 @@ impl ReplaySlots {
         let Settlement::Cut(cut) = settled else {
             return Some(Slot::done(noted.sequence, answer));
         };
+        let changed = cut.held.first().map(|(file, _)| *file).or_else(|| answered.file());
         let mut slot = self.cut((noted.sequence, op), cut, &export.ranges);
         // A copy is made again as it was asked for: what it took is not known by its stamp.
         if let State::Cut(again) = &mut slot.state
+            && let Some(changed) = changed
             && op != Op::CopyRange
         {
-            again.answered = Some(Box::new(AnsweredChange {
-                answer: Reply::remembered(&answer),
-                _awaited: export.replayed.await_repetition(),
-            }));
+            let is_broken = self.broken.is(Sabotage::AwaitedStamps);
+            let stamp = if is_broken { u64::MAX - stamp } else { stamp }; // later than any
+            let awaited = export.replayed.await_repetition(stamp, changed);
+            again.answered = Some(Box::new(AnsweredChange { answer: answered, awaited }));
         }
         Some(slot)
     }
