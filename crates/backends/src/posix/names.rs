@@ -410,7 +410,7 @@ impl Core {
                 match sys::open_new(dir.fd(), name, flags & !libc::O_TRUNC, how.mode & 0o7777) {
                     Ok(fd) => {
                         let entry = self.identify(Some((dir.id, name)), fd.as_fd())?;
-                        let opened = OpenedDescriptor::for_caller(fd, flags);
+                        let opened = OpenedDescriptor::of_new_file(fd, flags);
                         let file = self.files.opened(entry.id, false, how.open.flags, opened);
                         return Ok(CreateOutcome::Opened(entry, file));
                     }
@@ -494,6 +494,7 @@ mod tests {
     use dray_core::{Context, FileSystem, FsUuid, SetAttr};
     use dray_rt::{DriverKind, Executor};
 
+    use super::super::lanes::NEW_LASTS;
     use super::super::{PosixFs, PosixOptions};
     use super::*;
 
@@ -531,6 +532,7 @@ mod tests {
             fs.rename(&cx, from, (root, replaced.1), RenameHow::Replace).await.unwrap();
             assert_eq!(fs.core.lanes.closes(), 2);
             fs.remove(&cx, root, open.1, RemoveKind::File).await.unwrap();
+            dray_rt::sleep(2 * NEW_LASTS).await; // else no look is taken at it in memory
             file.close(&cx).await.unwrap();
             assert!(fs.core.lanes.closes() > 2);
             fs.core.lanes.closed().await;
