@@ -1,9 +1,9 @@
 //! What a program that removes one file after the other is probably about to remove.
 //!
-//! Each removal is three looks at a name: that of the client's kernel, that of the server before it notes
-//! the change, and that of the removal itself. Each one asked the kernel for the same. So a directory
-//! keeps what the first look has found, and the second look asks only whether the name still leads there.
-//! The removal believes the second.
+//! Each removal is three looks at a name. The client's kernel looks, then the server before it notes the
+//! change, and then the removal itself. Each look asked the kernel for the same. So a directory keeps what
+//! the first look has found. The second look asks only whether the name still leads there, and the removal
+//! believes the second.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -41,7 +41,7 @@ pub(super) struct ExpectedRemoval {
 }
 
 struct FoundFile {
-    /// Its memory is used again for the next name.
+    /// The next name takes the memory of this one.
     name: Vec<u8>,
     entry: Entry,
     at: Instant,
