@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use dray_core::{Errno, Error, Result};
+use dray_rt::Instant;
 
 use crate::locks::Flocks;
 
@@ -54,6 +55,8 @@ pub(crate) struct OpenedDescriptor {
     granted: OpenGrant,
     /// The descriptor is for reading alone, whatever `granted` says.
     pub(crate) unchanging: bool,
+    /// The time of the creation of the file, if this opening made it.
+    made: Option<Instant>,
 }
 
 impl OpenedDescriptor {
@@ -62,9 +65,14 @@ impl OpenedDescriptor {
         OpenedDescriptor::new(fd, OpenGrant::to_caller(flags))
     }
 
+    /// As [`OpenedDescriptor::for_caller`], of a file that was made with it.
+    pub(crate) fn of_new_file(fd: OwnedFd, flags: i32) -> OpenedDescriptor {
+        OpenedDescriptor { made: Some(dray_rt::now()), ..OpenedDescriptor::for_caller(fd, flags) }
+    }
+
     /// With what was granted.
     pub(super) fn new(fd: OwnedFd, granted: OpenGrant) -> OpenedDescriptor {
-        OpenedDescriptor { fd, granted, unchanging: false }
+        OpenedDescriptor { fd, granted, unchanging: false, made: None }
     }
 
     /// What a client has had open, `fd`, is opened again as the server. It is for reading alone
@@ -83,7 +91,7 @@ impl OpenedDescriptor {
         match opened {
             Err(error) if granted.changes() && error.errno() == Errno::EROFS => {
                 let fd = open(granted.without_changes())?;
-                Ok(OpenedDescriptor { fd, granted, unchanging: true })
+                Ok(OpenedDescriptor { unchanging: true, ..OpenedDescriptor::new(fd, granted) })
             }
             opened => Ok(OpenedDescriptor::new(opened?, granted)),
         }
@@ -107,8 +115,8 @@ impl FileState {
         directory: bool,
         (asked, opened): (i32, OpenedDescriptor),
     ) -> Arc<FileState> {
-        let OpenedDescriptor { fd, granted, unchanging } = opened;
-        let fd = DeferredClose::new(fd, &files.lanes);
+        let OpenedDescriptor { fd, granted, unchanging, made } = opened;
+        let fd = DeferredClose::of_file(fd, &files.lanes, made);
         Arc::new_cyclic(|me| FileState {
             inode,
             directory,

@@ -272,16 +272,7 @@ impl Core {
                 let fd = sys::open_path(fd, name).ok()?;
                 self.identify(Some((dir, name)), fd.as_fd()).ok()
             }
-            Ids::Native(codec) => {
-                let (handle, mount_id) = sys::handle_at(fd, name).ok()?;
-                if mount_id != self.mount_id {
-                    return None;
-                }
-                let id = codec.encode(&handle)?;
-                let stat = sys::stat_at(fd, name).ok()?;
-                let same = stat.dev == self.devices.own && stat.attr.ino == id.ino;
-                same.then_some(Entry { id, attr: stat.attr })
-            }
+            Ids::Native(codec) => self.stat_by_name(self.id_by_name(codec, fd, name)?, fd, name),
             Ids::Table(table) => {
                 let fd = sys::open_path(fd, name).ok()?;
                 let stat = self.stat(fd.as_fd()).ok()?;
@@ -289,6 +280,46 @@ impl Core {
                 self.seen(table, (dir, name), fd.as_fd(), stat.attr).ok()
             }
         }
+    }
+
+    /// The id that `name` leads to; none if that is on another mount.
+    fn id_by_name(&self, codec: &HandleCodec, dir: BorrowedFd<'_>, name: &Name) -> Option<FileId> {
+        let (handle, mount_id) = sys::handle_at(dir, name).ok()?;
+        if mount_id != self.mount_id { None } else { codec.encode(&handle) }
+    }
+
+    /// The file with this id, to which `name` has just led; none if it leads elsewhere now.
+    fn stat_by_name(&self, id: FileId, dir: BorrowedFd<'_>, name: &Name) -> Option<Entry> {
+        let stat = sys::stat_at(dir, name).ok()?;
+        let same = stat.dev == self.devices.own && stat.attr.ino == id.ino;
+        same.then_some(Entry { id, attr: stat.attr })
+    }
+
+    /// As [`Core::stat_without_opening`], of a regular file that the caller is probably about to remove.
+    /// The server's own look, which comes behind the client's, needs the type of the file alone. A
+    /// file keeps its type, so one question suffices where the name still leads to the same file.
+    pub(crate) fn look_before_removal(
+        &self,
+        caller: &SquashedCaller,
+        dir: &CachedInode,
+        name: &Name,
+    ) -> Option<Entry> {
+        let entry = match &self.ids {
+            Ids::Native(codec) if caller.internal && !self.has_mounts_below() => {
+                let id = self.id_by_name(codec, dir.fd(), name)?;
+                if let Some(entry) = dir.removal.confirm(name, id) {
+                    return Some(entry);
+                }
+                self.stat_by_name(id, dir.fd(), name)?
+            }
+            _ => self.stat_without_opening(dir.id, dir.fd(), name)?,
+        };
+        if entry.attr.file_type() != FileType::Regular {
+            return None;
+        }
+        let is_certain = caller.internal && matches!(self.ids, Ids::Native(_));
+        dir.removal.note(name, &entry, is_certain);
+        Some(entry)
     }
 
     /// The id of the file that was found at a place, and its attributes.

@@ -6,20 +6,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::{FileId, FileType, IdMap};
 
+use super::expected_removal::ExpectedRemoval;
 use super::lanes::DeferredClose;
-use super::recently_unlinked::{ClientThread, LookupHolders};
+use super::recently_unlinked::LookupHolders;
 
 /// An inode and a descriptor by which it can be named, but not read or written.
 pub(crate) struct CachedInode {
     pub(crate) id: FileId,
     pub(crate) kind: FileType,
     fd: DeferredClose,
-    /// Lookups in this directory that are probably followed by the removal of the file: a program
-    /// is removing one file after the other. The lowest bits have their count, the others the
-    /// client thread.
-    passing: AtomicU64,
-    /// The file that was last looked up here to be removed, if it was small: a mix of its id.
-    small: AtomicU64,
+    /// In a directory: what is probably removed next.
+    pub(super) removal: ExpectedRemoval,
     /// Lookups in this directory, one after the other, of files that were not in the cache. It counts up
     /// to [`COLD_LOOKUPS`].
     cold_lookups: AtomicU8,
@@ -31,51 +28,16 @@ pub(crate) struct CachedInode {
 /// the id first costs a system call, and saves three where the file is in the cache.
 const COLD_LOOKUPS: u8 = 3;
 
-/// Lookups that a removal makes expect another: that of the client's kernel, and the server's
-/// own before it removes.
-const LOOKS_BEFORE_REMOVAL: u64 = 2;
-
-/// The bits that count them.
-const LOOKS_MASK: u64 = 3;
-
 impl CachedInode {
     pub(crate) fn new(id: FileId, kind: FileType, fd: DeferredClose) -> CachedInode {
         CachedInode {
             id,
             kind,
             fd,
-            passing: AtomicU64::new(0),
-            small: AtomicU64::new(0),
+            removal: ExpectedRemoval::default(),
             cold_lookups: AtomicU8::new(0),
             lookup_holders: Mutex::default(),
         }
-    }
-
-    /// Something in this directory has been removed by `thread`.
-    pub(crate) fn removed_from(&self, thread: ClientThread) {
-        let thread_bits = thread.mixed() & !LOOKS_MASK;
-        self.passing.store(thread_bits | LOOKS_BEFORE_REMOVAL, Ordering::Relaxed);
-    }
-
-    /// Whether what `thread` looks up now is probably about to be removed by it.
-    pub(crate) fn expects_removal(&self, thread: ClientThread) -> bool {
-        let thread_bits = thread.mixed() & !LOOKS_MASK;
-        let next = |passing: u64| {
-            let expected = passing & LOOKS_MASK != 0 && passing & !LOOKS_MASK == thread_bits;
-            expected.then(|| passing - 1)
-        };
-        self.passing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
-    }
-
-    /// A lookup before a removal has found a small file with this id here.
-    pub(crate) fn found_small(&self, id: FileId) {
-        self.small.store(mixed(id), Ordering::Relaxed);
-    }
-
-    /// Whether the last lookup before a removal has found a small file with this id here. Files of
-    /// one mix are taken for each other: the removal of a large one then takes its time.
-    pub(crate) fn was_small(&self, id: FileId) -> bool {
-        self.small.load(Ordering::Relaxed) == mixed(id)
     }
 
     /// Whether the next file that is looked up in this directory is probably not in the cache.
@@ -102,14 +64,12 @@ impl CachedInode {
     }
 }
 
-fn mixed(id: FileId) -> u64 {
-    id.ino.rotate_left(32) ^ id.generation
-}
-
 /// Independent parts of the cache, so that threads rarely meet.
 const SHARDS: usize = 8;
 
-/// A bounded cache: when it is full, an entry not used since the hand last passed it goes.
+/// A bounded cache. When it is full, an entry goes that is drawn by lot, unless it was used since it was
+/// last drawn. A program that goes through more files than there is room for, again and again, finds a
+/// part of them. By age it would find none.
 pub(crate) struct InodeCache {
     shards: [Mutex<Shard>; SHARDS],
     shard_max: usize,
@@ -122,13 +82,32 @@ pub(crate) struct InodeCache {
 struct Shard {
     index: IdMap<FileId, usize>,
     slots: Vec<Slot>,
-    hand: usize,
+    lots: Lots,
+}
+
+/// Pseudo-random numbers, the same in each run: xorshift64 of G. Marsaglia, "Xorshift RNGs" (2003).
+struct Lots(u64);
+
+impl Default for Lots {
+    fn default() -> Lots {
+        Lots(0x9e37_79b9_7f4a_7c15)
+    }
+}
+
+impl Lots {
+    /// A number below `count`, which is not 0.
+    fn draw(&mut self, count: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % count as u64) as usize
+    }
 }
 
 struct Slot {
     node: Arc<CachedInode>,
     used_secs: u64,
-    used_since_hand: bool,
+    used_since_drawn: bool,
 }
 
 fn now_secs() -> u64 {
@@ -154,7 +133,7 @@ impl InodeCache {
         let mut shard = self.shard(id);
         let index = *shard.index.get(&id)?;
         let slot = shard.slots.get_mut(index)?;
-        slot.used_since_hand = true;
+        slot.used_since_drawn = true;
         slot.used_secs = now_secs();
         Some(slot.node.clone())
     }
@@ -184,10 +163,13 @@ impl InodeCache {
         if let Some(slot) = old.and_then(|at| shard.slots.get(at))
             && !replaces(&slot.node)
         {
-            return slot.node.clone();
+            let kept = slot.node.clone();
+            drop(shard);
+            node.fd.close_beside(kept.fd());
+            return kept;
         }
         let node = Arc::new(node);
-        let slot = Slot { node: node.clone(), used_secs: now_secs(), used_since_hand: false };
+        let slot = Slot { node: node.clone(), used_secs: now_secs(), used_since_drawn: false };
         let _closed_after_the_lock = match old {
             Some(at) => shard.slots.get_mut(at).map(|old| {
                 slot.node.lookup_holders().take_over(&old.node.lookup_holders());
@@ -267,16 +249,15 @@ impl Shard {
             self.slots.push(slot);
             return None;
         }
-        loop {
-            self.hand = (self.hand + 1) % self.slots.len();
-            let candidate = &mut self.slots[self.hand];
-            if !std::mem::replace(&mut candidate.used_since_hand, false) {
-                break;
+        let at = loop {
+            let at = self.lots.draw(self.slots.len());
+            if !std::mem::replace(&mut self.slots[at].used_since_drawn, false) {
+                break at;
             }
-        }
-        let old = std::mem::replace(&mut self.slots[self.hand], slot);
+        };
+        let old = std::mem::replace(&mut self.slots[at], slot);
         self.index.remove(&old.node.id);
-        self.index.insert(id, self.hand);
+        self.index.insert(id, at);
         Some(old)
     }
 
@@ -292,7 +273,7 @@ impl Shard {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::recently_unlinked::RecentlyUnlinked;
+    use super::super::recently_unlinked::{ClientThread, RecentlyUnlinked};
     use super::*;
 
     pub(crate) fn node(ino: u64) -> CachedInode {
@@ -312,6 +293,21 @@ pub(super) mod tests {
             cache.get(id).is_some_and(|node| node.id == id)
         });
         assert_eq!(found.count(), cache.len());
+    }
+
+    /// A program that goes through more files than there is room for met none of them again.
+    #[test]
+    fn a_part_of_more_files_than_there_is_room_for_is_found_again() {
+        let cache = InodeCache::new(64, 1000);
+        let mut found = 0;
+        for ino in (0..10).flat_map(|_| 0..96) {
+            let id = FileId { ino, generation: 1 };
+            match cache.get(id) {
+                Some(_) => found += 1,
+                None => _ = cache.insert(node(ino)),
+            }
+        }
+        assert!(cache.len() <= 64 && found > 96 * 9 / 4, "{found}");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use dray_core::{Attr, FileId, Op};
 use dray_rt::sync::Notify;
-use dray_rt::{NoThread, Pool, Share};
+use dray_rt::{Instant, NoThread, Pool, Share};
 
 use super::options::PosixOptions;
 use super::sys;
@@ -33,6 +33,10 @@ const SAME_FILE_MAX: usize = 2;
 
 /// Bytes that the kernel frees in memory within some 200 microseconds.
 pub(crate) const QUICK_MAX_BYTES: u64 = 4 << 20;
+
+/// So soon after its creation a file in memory is closed without a look at its size. To store data takes
+/// longer than to free them.
+pub(super) const NEW_LASTS: Duration = Duration::from_millis(2);
 
 /// Descriptors that wait to be closed. A thread that drops a further one closes it itself.
 const CLOSES_MAX: usize = 1024;
@@ -181,7 +185,11 @@ impl Lanes {
     /// Closes a descriptor, perhaps the last one of a file without a name. The kernel then frees
     /// the data. That takes time in proportion to the data, and on a disk waits for writes that are
     /// under way (`evict` in fs/inode.c).
-    fn close(&self, fd: OwnedFd) {
+    fn close(&self, fd: OwnedFd, made: Option<Instant>) {
+        let is_new = |made: Instant| dray_rt::now() - made <= NEW_LASTS;
+        if self.is_memory && made.is_some_and(is_new) {
+            return;
+        }
         let is_slow = |attr: &Attr| {
             attr.nlink == 0
                 && (is_large(attr) || !self.is_memory && (!MAY_WAIT.get() || self.are_busy()))
@@ -290,11 +298,18 @@ pub(crate) struct DeferredClose {
     /// Present until the drop.
     fd: Option<OwnedFd>,
     lanes: Option<Arc<Lanes>>,
+    /// The time of the creation of its file, if it was opened by that.
+    made: Option<Instant>,
 }
 
 impl DeferredClose {
     pub(crate) fn new(fd: OwnedFd, lanes: &Arc<Lanes>) -> DeferredClose {
-        DeferredClose { fd: Some(fd), lanes: Some(lanes.clone()) }
+        DeferredClose::of_file(fd, lanes, None)
+    }
+
+    /// A descriptor of a file; `made` by its opening, then.
+    pub(crate) fn of_file(fd: OwnedFd, lanes: &Arc<Lanes>, made: Option<Instant>) -> DeferredClose {
+        DeferredClose { fd: Some(fd), lanes: Some(lanes.clone()), made }
     }
 
     /// Closes it here: another descriptor keeps the file, so that this close frees no data.
@@ -305,7 +320,7 @@ impl DeferredClose {
     /// A descriptor without lanes, for tests.
     #[cfg(test)]
     pub(crate) fn without_lanes(fd: OwnedFd) -> DeferredClose {
-        DeferredClose { fd: Some(fd), lanes: None }
+        DeferredClose { fd: Some(fd), lanes: None, made: None }
     }
 }
 
@@ -320,7 +335,7 @@ impl std::ops::Deref for DeferredClose {
 impl Drop for DeferredClose {
     fn drop(&mut self) {
         if let (Some(fd), Some(lanes)) = (self.fd.take(), &self.lanes) {
-            lanes.close(fd);
+            lanes.close(fd, self.made);
         }
     }
 }

@@ -13,6 +13,7 @@ mod data;
 mod descriptor;
 mod devices;
 mod directory_locks;
+mod expected_removal;
 mod export_location;
 mod files;
 mod find;

@@ -63,13 +63,9 @@ impl Core {
             return Err(Errno::ENOENT.into());
         }
         // The file is probably removed at once, and its descriptor would only be closed again.
-        if dir.expects_removal(caller.thread)
-            && let Some(entry) = self.stat_without_opening(dir.id, dir.fd(), name)
-            && entry.attr.file_type() == FileType::Regular
+        if dir.removal.is_near(caller.thread)
+            && let Some(entry) = self.look_before_removal(caller, &dir, name)
         {
-            if !is_large(&entry.attr) {
-                dir.found_small(entry.id);
-            }
             return Ok(entry);
         }
         match self.find_at_hand(caller, &dir, name)? {
@@ -107,7 +103,7 @@ impl Core {
         let _copying = self.copying([copied.as_ref().map(|(id, _)| *id), None]);
         sys::unlink(dir.fd(), name, kind == RemoveKind::Directory)?;
         self.after_removal(caller, leaving.known.as_ref());
-        dir.removed_from(caller.thread);
+        dir.removal.removed_by(caller.thread);
         if let Ids::Table(table) = &self.ids {
             table.removed(dir.id, name);
         }
@@ -127,7 +123,8 @@ impl Core {
         dir: &CachedInode,
         name: &Name,
     ) -> Result<RemovedName> {
-        let Some(id) = self.id_at(dir, name) else { return Ok(RemovedName::default()) };
+        let id = dir.removal.take_confirmed(name).or_else(|| self.id_at(dir, name));
+        let Some(id) = id else { return Ok(RemovedName::default()) };
         if let Some(inode) = self.files.needs_pin(id) {
             match sys::open_path(dir.fd(), name) {
                 Ok(fd) if has_other_names(fd.as_fd()) => {}
@@ -152,7 +149,7 @@ impl Core {
         let known = self.nodes.get(id);
         let large = match &known {
             Some(_) => None, // which keeps it
-            None if dir.was_small(id) && !self.may_take_long() => None,
+            None if dir.removal.was_small(id) && !self.may_take_long() => None,
             None => self.open_large(dir, name),
         };
         Ok(RemovedName { known, _large: large })
@@ -410,7 +407,7 @@ impl Core {
                 match sys::open_new(dir.fd(), name, flags & !libc::O_TRUNC, how.mode & 0o7777) {
                     Ok(fd) => {
                         let entry = self.identify(Some((dir.id, name)), fd.as_fd())?;
-                        let opened = OpenedDescriptor::for_caller(fd, flags);
+                        let opened = OpenedDescriptor::of_new_file(fd, flags);
                         let file = self.files.opened(entry.id, false, how.open.flags, opened);
                         return Ok(CreateOutcome::Opened(entry, file));
                     }
@@ -494,6 +491,7 @@ mod tests {
     use dray_core::{Context, FileSystem, FsUuid, SetAttr};
     use dray_rt::{DriverKind, Executor};
 
+    use super::super::lanes::NEW_LASTS;
     use super::super::{PosixFs, PosixOptions};
     use super::*;
 
@@ -531,6 +529,7 @@ mod tests {
             fs.rename(&cx, from, (root, replaced.1), RenameHow::Replace).await.unwrap();
             assert_eq!(fs.core.lanes.closes(), 2);
             fs.remove(&cx, root, open.1, RemoveKind::File).await.unwrap();
+            dray_rt::sleep(2 * NEW_LASTS).await; // else no look is taken at it in memory
             file.close(&cx).await.unwrap();
             assert!(fs.core.lanes.closes() > 2);
             fs.core.lanes.closed().await;
