@@ -123,7 +123,7 @@ impl Grant {
     pub const NONE: Grant = Grant(0);
 }
 
-/// The decision about a call that is told when it has ended.
+/// The decision about a call. It is notified when the call has ended.
 pub enum GrantedAdmit<'a> {
     /// The call goes on.
     Now(Grant),

@@ -76,7 +76,7 @@ impl Worker {
             Err(error) => Some(self.answer_to(&request, error)),
         };
         if let Some(error) = &failure {
-            self.note_sent_back(&cx, error).await;
+            self.note_stale_retry(&cx, error).await;
         }
         self.note_changes(&request);
         let signalled = cx.check().is_err();

@@ -66,7 +66,7 @@ impl Worker {
     ) -> Result<KernelAnswer> {
         let asked = self.asked();
         let found = self.fs.lookup(cx, dir, name).await;
-        if let Some(caller) = self.who_was_sent_back(cx.pid).await {
+        if let Some(caller) = self.retry_caller(cx.pid).await {
             self.shared.stale_retries.finds(caller, found.as_ref().ok().map(|entry| entry.id));
         }
         match found {

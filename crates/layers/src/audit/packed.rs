@@ -5,7 +5,7 @@ use super::record::{AuditRecord, Text};
 use super::segment::Corruption;
 use super::varint::{RecordInput, put};
 
-/// Records of one pack, at most: a pack of few bytes can be many records. Whoever packs keeps to it.
+/// Records of one pack, at most: a pack of few bytes can be many records. The packer keeps to it.
 pub const PACK_RECORDS_MAX: usize = 4096;
 
 /// Paths of the records of a pack, bytes: names of the tables can be short for long paths.

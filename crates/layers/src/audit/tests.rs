@@ -372,7 +372,7 @@ fn filled(dir: &Path, full: FullPolicy, spill: Option<PathBuf>) -> Arc<Audit> {
 
 // proves: P182
 #[test]
-fn a_log_without_room_blocks_spills_or_drops_as_it_was_told() {
+fn a_log_without_room_blocks_spills_or_drops_as_configured() {
     let dir = tempfile::tempdir().unwrap();
     let audit = filled(dir.path(), FullPolicy::Block, None);
     wait_until(|| audit.status().blocked);

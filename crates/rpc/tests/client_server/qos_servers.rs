@@ -118,7 +118,7 @@ fn assert_near(is: f64, should: f64) {
 
 // proves: P211
 #[test]
-fn servers_keep_one_limit_together_whoever_of_them_is_asked() {
+fn servers_keep_one_limit_together_whichever_of_them_is_asked() {
     simulate(1, async {
         let servers = Servers::new(3, &[of_user(7, 60)]);
         let all: Vec<Scope> =

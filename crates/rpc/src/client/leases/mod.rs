@@ -334,7 +334,7 @@ impl Leased {
         self.attributes_with(id, |known| (!known.was_read).then_some(known.attr))
     }
 
-    /// What is under a name, whoever asked for it.
+    /// What is under a name, for every caller.
     fn known(&self, dir: FileId, name: &Name) -> KnownName {
         if self.contact.rest().is_zero() {
             return KnownName::Unknown;

@@ -40,7 +40,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Answers the questions of one reader. A call may wait for a disk.
 pub trait AuditReader: Send {
-    /// The answer, and the records that go with it. Records are waited for by whoever calls.
+    /// The answer, and the records that go with it. The caller waits for records.
     fn answer(&mut self, call: &AuditCall) -> (AuditReply, Vec<u8>);
 }
 

@@ -19,7 +19,7 @@ use crate::server::sabotage::Sabotage;
 
 /// Leases of one export: pairs of a file and a session.
 const LEASES_MAX: usize = 1 << 20;
-/// Independent parts of the table, so that threads seldom meet.
+/// Independent parts of the table, so that threads rarely meet.
 const SHARDS: usize = 64;
 /// Places for rests, of each kind, in a part.
 const RESTS: usize = 32;
