@@ -1,7 +1,7 @@
 """The loads of `script/bench qos`. qos.py MOUNT MOUNT; prints JSON lines.
 
-Environment: DRAY (the command), STATE (the server's state directory), SERVER (its processes), RATE_MIB,
-SECS, ROUNDS, PARTS (victim share idle overhead jain change; all of them). Root: users are made by setresuid of threads.
+Environment: DRAY (the command), STATE (the server's state directory), SERVER (its processes), MOUNTS (those of the
+mounts), RATE_MIB, SECS, ROUNDS, PARTS (victim share idle overhead jain change; all of them). Root: users are made by setresuid of threads.
 """
 
 import ctypes
@@ -17,6 +17,7 @@ import time
 
 DRAY, STATE = os.environ["DRAY"], os.environ["STATE"]
 SERVER = os.environ["SERVER"].split(",")
+MOUNTS = os.environ["MOUNTS"].split(",")
 RATE_MIB, SECS = int(os.environ["RATE_MIB"]), float(os.environ["SECS"])
 ROUNDS = int(os.environ["ROUNDS"])
 MIB = 1 << 20
@@ -58,6 +59,7 @@ class Load:
 
     def __init__(self):
         self.threads, self.running, self.calls, self.lock = [], True, {}, threading.Lock()
+        self.ready_s = 0.0  # for which its threads were ready and had no CPU
 
     def add(self, uid, step, pause=0.0):
         def work():
@@ -73,6 +75,9 @@ class Load:
                 noted.append((now, now - begun, size))
                 if pause:
                     time.sleep(pause)
+            ready = schedstat(os.getpid(), threading.get_native_id())[1] / 1e9
+            with self.lock:
+                self.ready_s += ready
 
         thread = threading.Thread(target=work)
         self.threads.append(thread)
@@ -151,13 +156,20 @@ def rate(calls, seconds):
     return sum(size for *_, size in calls) / MIB / seconds
 
 
+def schedstat(pid, task):
+    """Nanoseconds on a CPU, nanoseconds ready without one, and how often it had one."""
+    with open(f"/proc/{pid}/task/{task}/schedstat", encoding="utf-8") as file:
+        return [int(word) for word in file.read().split()]
+
+
+def scheduled(pids):
+    """The same of all threads of these processes, of which none ends meanwhile."""
+    each = [schedstat(pid, task) for pid in pids for task in os.listdir(f"/proc/{pid}/task")]
+    return [sum(column) for column in zip(*each)]
+
+
 def cpu_s():
-    """CPU time of the server's threads, of which none ends meanwhile."""
-    def nanos(pid):
-        tasks = os.listdir(f"/proc/{pid}/task")
-        lines = (open(f"/proc/{pid}/task/{one}/schedstat", encoding="utf-8").read() for one in tasks)
-        return sum(int(line.split()[0]) for line in lines)
-    return sum(nanos(pid) for pid in SERVER) / 1e9
+    return scheduled(SERVER)[0] / 1e9
 
 
 class Aggressor:
@@ -179,26 +191,57 @@ class Aggressor:
         os.waitpid(self.pid, 0)
 
 
+def queued_s(uid):
+    """How long calls of a user have waited in the server's scheduler so far."""
+    shown = subprocess.run([DRAY, "qos", "show", "--json", "--state", STATE], check=True, capture_output=True)
+    qos_shown = json.loads(shown.stdout)["exports"][0]["qos"] or {"classes": []}
+    return sum(one["wait_total_s"] for one in qos_shown["classes"] if one["class"] == str(uid))
+
+
 def victim(mounts, writers):
+    """Of the victim's rounds: the p99, and what they waited for. A thread that is ready and has no CPU waits for one."""
     aggressor = Aggressor(mounts, writers) if writers else None
-    seen = Load().add(VICTIM, interactive(f"{mounts[0]}/small"), pause=0.002).run(SECS)
+    before = [scheduled(pids) for pids in (SERVER, MOUNTS)]
+    queued = queued_s(VICTIM)
+    load = Load().add(VICTIM, interactive(f"{mounts[0]}/small"), pause=0.002)
+    calls = load.run(SECS)[VICTIM]
+    after = [scheduled(pids) for pids in (SERVER, MOUNTS)]
+    queued = queued_s(VICTIM) - queued
     if aggressor:
         aggressor.end()
-    return p99(seen[VICTIM])
+    each_ready = [(new[1] - old[1]) / max(1, new[2] - old[2]) / 1e3 for old, new in zip(before, after)]
+    return {
+        "p99": p99(calls),
+        "mean_us": sum(duration for _, duration, _ in calls) / len(calls) * 1e6,
+        "queued_us": queued / len(calls) * 1e6,
+        "victim_ready_us": load.ready_s / len(calls) * 1e6,
+        "server_ready_us": each_ready[0],
+        "mounts_ready_us": each_ready[1],
+    }
+
+
+# A limit with which two CPUs have nothing to do.
+LITTLE = ("whole", "limit=20M")
 
 
 def part_victim(mounts):
-    ratios, without, alone_ms = [], [], []
+    """Beside an aggressor at the rate of the export, at one that needs little CPU, and without rules."""
+    arms = {"": [WHOLE, USERS], "_little_cpu": [LITTLE, USERS], "_without": []}
+    ratios, parts = {arm: [] for arm in arms}, {}
     for _ in range(ROUNDS):
-        rules([WHOLE, USERS])
-        alone = victim(mounts, 0)
-        ratios.append(victim(mounts, 10) / alone)
-        rules([])
-        without.append(victim(mounts, 10) / victim(mounts, 0))
-        alone_ms.append(alone * 1e3)
-    put("qos_victim_alone_p99", statistics.median(alone_ms), "ms")
-    put("qos_victim_p99_ratio", statistics.median(ratios), "ratio")
-    put("qos_victim_p99_ratio_without", statistics.median(without), "ratio")
+        for arm, wanted in arms.items():
+            rules(wanted)
+            alone, beside = victim(mounts, 0), victim(mounts, 10)
+            ratios[arm].append(beside["p99"] / alone["p99"])
+            for name, seen in (("alone", alone), ("beside", beside)):
+                for key, value in seen.items():
+                    parts.setdefault((arm, name, key), []).append(value)
+    put("qos_victim_alone_p99", statistics.median(parts["", "alone", "p99"]) * 1e3, "ms")
+    for arm, all_ratios in ratios.items():
+        put(f"qos_victim_p99_ratio{arm}", statistics.median(all_ratios), "ratio")
+    for (arm, name, key), values in parts.items():
+        if key != "p99" and arm != "_without":
+            put(f"qos_victim{arm}_{name}_{key}", statistics.median(values), "us")
 
 
 def share_error(mounts, wanted):

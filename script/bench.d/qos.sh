@@ -13,14 +13,16 @@ bench_qos() {
     install_packages python3
     scratch
     chmod 755 "$WORK"
-    local port mounts=() name
+    local port mounts=() daemons=() name
     port=$(free_port $((17500 + RANDOM % 2000)))
     mkdir -m 777 "$STORE/data"
     start_dray_server "$port" "$STORE/data"
     for name in a b; do
         mount_dray "$port" "$WORK/$name" timeout=600
         mounts+=("$WORK/$name")
+        daemons+=("$STARTED")
     done
-    DRAY=$DRAY STATE=$WORK/state SERVER=$(pids_of "$SERVER") RATE_MIB=$RATE_MIB SECS=$SECS ROUNDS=$ROUNDS \
+    DRAY=$DRAY STATE=$WORK/state SERVER=$(pids_of "$SERVER") MOUNTS=$(pids_of "${daemons[@]}") \
+        RATE_MIB=$RATE_MIB SECS=$SECS ROUNDS=$ROUNDS \
         python3 script/bench.d/qos.py "${mounts[@]}" | tee "$OUT/qos.jsonl"
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::args::{QosCommand, QosRemoveArgs, QosSetArgs, QosTopArgs};
 use crate::control::{self, ProcessKind};
-use crate::error::Failure;
+use crate::error::{EXIT_UNREACHABLE, Failure};
 use crate::{evict, output, unresponsive};
 
 /// Longer questions a server does not read.
@@ -76,7 +76,7 @@ fn rule_in(settings: &[String]) -> Result<Value, String> {
     Ok(Value::Object(rule))
 }
 
-/// Has one server do something.
+/// Has one server do something, and the other servers of its projections follow.
 fn demand(state: Option<&Path>, question: &str) -> Result<(), Failure> {
     let socket = match &sockets(state)?[..] {
         [one] => one.clone(),
@@ -95,7 +95,39 @@ fn demand(state: Option<&Path>, question: &str) -> Result<(), Failure> {
         })?;
     match answer["error"].as_str() {
         Some(why) => Err(Failure::new(why.to_owned())),
-        None => Ok(()),
+        None => print_followers(&answer),
+    }
+}
+
+/// What became of a change at the other servers of each projection. Errors: it does not count at one of them.
+fn print_followers(answer: &Value) -> Result<(), Failure> {
+    let (mut refused, mut away) = (Vec::new(), Vec::new());
+    for other in answer["others"].as_array().into_iter().flatten() {
+        let server = output::plain(other["server"].as_str().unwrap_or_default());
+        let export = output::plain(other["export"].as_str().unwrap_or_default());
+        let said = |key: &str| other[key].as_str().map(output::plain);
+        match (said("refused"), said("away")) {
+            (Some(why), _) => refused.push(format!("{server}, export {export}: {why}")),
+            (None, Some(why)) => away.push(format!("{server}, export {export}: {why}")),
+            (None, None) => output::print_line(format_args!("{server}: done (export {export})"))?,
+        }
+    }
+    if !refused.is_empty() {
+        return Err(Failure::new(format!(
+            "this server has done it, but it does not count everywhere: {}{}; correct the rule, or what stands \
+             in its way there",
+            refused.join("; "),
+            away.iter().map(|one| format!("; away: {one}")).collect::<String>(),
+        )));
+    }
+    match away.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::new(format!(
+            "this server has done it, but others are away: {}; each follows when it is back, as long as a \
+             server that knows of it runs",
+            away.join("; ")
+        ))
+        .nobody_answered()),
     }
 }
 
@@ -115,7 +147,7 @@ fn sockets(state: Option<&Path>) -> Result<Vec<PathBuf>, Failure> {
 }
 
 fn show(state: Option<&Path>, as_json: bool) -> Result<(), Failure> {
-    let mut answered = false;
+    let (mut answered, mut away) = (false, Vec::new());
     for (socket, answer) in control::ask_all(sockets(state)?, "qos show") {
         let answer = match answer {
             Ok(answer) => answer,
@@ -123,12 +155,34 @@ fn show(state: Option<&Path>, as_json: bool) -> Result<(), Failure> {
             Err(error) => return Err(Failure::new(unresponsive::sentence(&socket, &error))),
         };
         answered = true;
+        away.extend(servers_away(&answer));
         match as_json {
             true => output::print_line(&answer)?,
             false => print_exports(&answer)?,
         }
     }
-    if answered { Ok(()) } else { Err(nobody()) }
+    match (answered, away.is_empty()) {
+        (false, _) => Err(nobody()),
+        (true, true) => Ok(()),
+        (true, false) => {
+            let what = format!("not among this, since it is away: {}", away.join("; "));
+            Err(Failure::new(what).nobody_answered())
+        }
+    }
+}
+
+/// Servers of projections that did not answer the one that was asked.
+fn servers_away(answer: &Value) -> Vec<String> {
+    let exports = answer["exports"].as_array().into_iter().flatten();
+    let others = exports.flat_map(|export| export["others"].as_array().into_iter().flatten());
+    let away = others.filter_map(|other| {
+        let (server, why) = (other["server"].as_str()?, other["away"].as_str()?);
+        Some(format!("{} ({})", output::plain(server), output::plain(why)))
+    });
+    let mut away: Vec<_> = away.collect();
+    away.sort_unstable();
+    away.dedup();
+    away
 }
 
 fn top(args: &QosTopArgs) -> Result<(), Failure> {
@@ -137,7 +191,13 @@ fn top(args: &QosTopArgs) -> Result<(), Failure> {
         if !args.json && args.count != 1 {
             output::print("\x1b[H\x1b[2J")?;
         }
-        show(args.state.as_deref(), args.json)?;
+        match show(args.state.as_deref(), args.json) {
+            // It may be back at the next look.
+            Err(away) if away.code == EXIT_UNREACHABLE && args.count != 1 => {
+                output::complain(&away.message);
+            }
+            outcome => outcome?,
+        }
         shown += 1;
         if shown == args.count {
             return Ok(());
@@ -149,25 +209,38 @@ fn top(args: &QosTopArgs) -> Result<(), Failure> {
 fn print_exports(answer: &Value) -> Result<(), Failure> {
     for export in answer["exports"].as_array().into_iter().flatten() {
         let name = output::plain(export["name"].as_str().unwrap_or_default());
-        let rules = export["rules"].as_object().map_or(0, Map::len);
-        if export["qos"].is_null() {
-            output::print_line(format_args!("export {name}: no rules"))?;
-            continue;
+        let others = export["others"].as_array().map_or(&[][..], Vec::as_slice);
+        let here = if others.is_empty() { "" } else { " at this server" };
+        print_export(&format!("{name}{here}"), export)?;
+        for other in others.iter().filter(|other| other["away"].is_null()) {
+            let server = output::plain(other["server"].as_str().unwrap_or_default());
+            print_export(&format!("{name} at {server}"), other)?;
         }
-        output::print_line(format_args!("export {name}: {rules} rule(s)"))?;
-        for (rule, table) in export["rules"].as_object().into_iter().flatten() {
-            output::print_line(format_args!(
-                "  rule {rule}: {}",
-                output::plain(&table.to_string())
-            ))?;
-        }
-        output::print_line(format_args!(
-            "  {:<32} {:>10} {:>9} {:>8} {:>8} {:>7} {:>8}",
-            "CLASS", "MiB/s", "calls/s", "waiting", "wait ms", "share", "entitled"
-        ))?;
-        for class in export["qos"]["classes"].as_array().into_iter().flatten() {
-            print_class(class)?;
-        }
+    }
+    Ok(())
+}
+
+/// Of one export at one server.
+fn print_export(name: &str, export: &Value) -> Result<(), Failure> {
+    for (rule, why) in export["refused"].as_object().into_iter().flatten() {
+        let (rule, why) = (output::plain(rule), output::plain(why.as_str().unwrap_or_default()));
+        output::print_line(format_args!("export {name}: rule {rule} does not count: {why}"))?;
+    }
+    let rules = export["rules"].as_object().map_or(0, Map::len);
+    if export["qos"].is_null() {
+        return output::print_line(format_args!("export {name}: no rules"));
+    }
+    output::print_line(format_args!("export {name}: {rules} rule(s)"))?;
+    for (rule, table) in export["rules"].as_object().into_iter().flatten() {
+        let (rule, table) = (output::plain(rule), output::plain(&table.to_string()));
+        output::print_line(format_args!("  rule {rule}: {table}"))?;
+    }
+    output::print_line(format_args!(
+        "  {:<32} {:>10} {:>9} {:>8} {:>8} {:>7} {:>8}",
+        "CLASS", "MiB/s", "calls/s", "waiting", "wait ms", "share", "entitled"
+    ))?;
+    for class in export["qos"]["classes"].as_array().into_iter().flatten() {
+        print_class(class)?;
     }
     Ok(())
 }

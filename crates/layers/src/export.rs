@@ -12,6 +12,7 @@ use dray_core::{
 
 use crate::observe::{Observer, Outcome};
 use crate::observed::{Observed, admitted};
+use crate::qos::ProjectTable;
 
 /// A file system with its observers, to be served.
 pub struct ObservedExport {
@@ -26,10 +27,19 @@ pub fn observe_export(
     fs: Arc<dyn FileSystem>,
     observers: Vec<Arc<dyn Observer>>,
 ) -> ObservedExport {
+    observe_export_by_project(fs, observers, None)
+}
+
+/// The same, where the projects of files that are opened are noted in `projects`.
+pub fn observe_export_by_project(
+    fs: Arc<dyn FileSystem>,
+    observers: Vec<Arc<dyn Observer>>,
+    projects: Option<Arc<ProjectTable>>,
+) -> ObservedExport {
     let admitting = observers.iter().filter(|one| one.admits()).cloned().collect();
     let counts_opens = observers.iter().any(|one| one.counts_opens());
-    let all = Arc::new(Observers { admitting, all: observers, counts_opens });
-    let fs = match all.all.is_empty() {
+    let all = Arc::new(Observers { admitting, all: observers, counts_opens, projects });
+    let fs = match all.all.is_empty() && all.projects.is_none() {
         true => fs,
         false => Arc::new(Observed::new(fs, all.clone())),
     };
@@ -44,6 +54,7 @@ struct Observers {
     admitting: Vec<Arc<dyn Observer>>,
     /// Whether any of them wants to know what is moved through each open file.
     counts_opens: bool,
+    projects: Option<Arc<ProjectTable>>,
 }
 
 impl Observer for Observers {
@@ -58,6 +69,10 @@ impl Observer for Observers {
 
     fn counts_opens(&self) -> bool {
         self.counts_opens
+    }
+
+    fn projects(&self) -> Option<&ProjectTable> {
+        self.projects.as_deref()
     }
 
     fn done(&self, cx: &Context, call: &ObservedCall<'_>, outcome: Outcome<'_>, elapsed: Duration) {

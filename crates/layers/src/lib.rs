@@ -23,7 +23,7 @@ pub mod placement;
 pub mod qos;
 mod session;
 
-pub use export::{ObservedExport, observe_export};
+pub use export::{ObservedExport, observe_export, observe_export_by_project};
 pub use observe::{Observer, Outcome};
 pub use observed::Observed;
 pub use session::observed_stack;

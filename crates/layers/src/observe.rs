@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use dray_core::{Admit, Context, Error, FileId, ObservedCall};
 
+use crate::qos::ProjectTable;
+
 /// How a call ended.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Outcome<'a> {
@@ -46,6 +48,11 @@ pub trait Observer: Send + Sync + 'static {
     /// of the end of files that are never closed, too. Asked once.
     fn counts_opens(&self) -> bool {
         false
+    }
+
+    /// Where the projects of files are noted while they are opened; none: nobody wants to know.
+    fn projects(&self) -> Option<&ProjectTable> {
+        None
     }
 
     /// A change is answered that a server before this one has made, and may have reported.

@@ -13,6 +13,7 @@ use dray_core::{
 };
 
 use crate::observe::{Observer, Outcome};
+use crate::qos::ProjectTable;
 
 /// A file system whose calls an observer sees.
 pub struct Observed<O> {
@@ -29,6 +30,24 @@ impl<O: Observer> Observed<O> {
     fn file(&self, cx: &Context, file: Arc<dyn OpenFile>) -> Arc<dyn OpenFile> {
         let opened = self.observer.counts_opens().then(|| Box::new(OpenedFile::by(cx)));
         Arc::new(ObservedFile { inner: file, observer: self.observer.clone(), opened })
+    }
+
+    /// The same, once its project is known, where that counts.
+    async fn opened(&self, cx: &Context, file: Arc<dyn OpenFile>) -> Arc<dyn OpenFile> {
+        if let Some(projects) = self.projects() {
+            Box::pin(projects.learn_opened(cx, &*file)).await;
+        }
+        self.file(cx, file)
+    }
+
+    async fn know_project_of(&self, cx: &Context, dir: FileId) {
+        if let Some(projects) = self.projects() {
+            Box::pin(projects.learn_dir(cx, &*self.inner, dir)).await;
+        }
+    }
+
+    fn projects(&self) -> Option<&ProjectTable> {
+        self.observer.projects().filter(|projects| projects.is_on())
     }
 
     fn call<'a>(&self, op: Op, id: FileId) -> ObservedCall<'a> {
@@ -140,7 +159,17 @@ impl<O: Observer> FileSystem for Observed<O> {
         name: &'a Name,
     ) -> Fut<'a, Result<Entry>> {
         let call = self.named(Op::Lookup, dir, name);
-        watch!(self, cx, call, self.inner.lookup(cx, dir, name), entry)
+        Box::pin(async move {
+            self.know_project_of(cx, dir).await; // who makes something there looks for its name first
+            observe(
+                &*self.observer,
+                cx,
+                call,
+                async { self.inner.lookup(cx, dir, name).await },
+                entry,
+            )
+            .await
+        })
     }
 
     fn parent<'a>(&'a self, cx: &'a Context, dir: FileId) -> Fut<'a, Result<Entry>> {
@@ -218,7 +247,8 @@ impl<O: Observer> FileSystem for Observed<O> {
         Box::pin(async move {
             let work = async { self.inner.open(cx, id, how).await };
             let call = self.opening(self.call(Op::Open, id), how);
-            observe(&*self.observer, cx, call, work, opened).await.map(|file| self.file(cx, file))
+            let file = observe(&*self.observer, cx, call, work, opened).await?;
+            Ok(self.opened(cx, file).await)
         })
     }
 
@@ -244,7 +274,8 @@ impl<O: Observer> FileSystem for Observed<O> {
         Box::pin(async move {
             let work = async { self.inner.open_named(cx, place, id, how).await };
             let call = self.opening(self.call(Op::OpenNamed, id), how);
-            observe(&*self.observer, cx, call, work, opened).await.map(|file| self.file(cx, file))
+            let file = observe(&*self.observer, cx, call, work, opened).await?;
+            Ok(self.opened(cx, file).await)
         })
     }
 
@@ -259,7 +290,7 @@ impl<O: Observer> FileSystem for Observed<O> {
             let work = async { self.inner.create(cx, dir, name, how).await };
             let call = self.opening(self.named(Op::Create, dir, name), how.open);
             let (entry, file) = observe(&*self.observer, cx, call, work, created).await?;
-            Ok((entry, self.file(cx, file)))
+            Ok((entry, self.opened(cx, file).await))
         })
     }
 
@@ -290,7 +321,7 @@ impl<O: Observer> FileSystem for Observed<O> {
             let work = async { self.inner.tmpfile(cx, dir, how).await };
             let call = self.opening(self.call(Op::Tmpfile, dir), how.open);
             let (entry, file) = observe(&*self.observer, cx, call, work, created).await?;
-            Ok((entry, self.file(cx, file)))
+            Ok((entry, self.opened(cx, file).await))
         })
     }
 
@@ -542,7 +573,14 @@ impl<O: Observer> OpenFile for ObservedFile<O> {
     }
 
     fn set_xflags<'a>(&'a self, cx: &'a Context, set: Xflags) -> Fut<'a, Result<()>> {
-        watch!(self, cx, self.call(Op::SetXflags), self.inner.set_xflags(cx, set))
+        Box::pin(async move {
+            let work = async { self.inner.set_xflags(cx, set).await };
+            observe(&*self.observer, cx, self.call(Op::SetXflags), work, plain).await?;
+            if let Some(projects) = self.observer.projects().filter(|one| one.is_on()) {
+                projects.learn(self.inner.id(), set.project);
+            }
+            Ok(())
+        })
     }
 
     fn close<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {

@@ -17,8 +17,11 @@ pub enum QosCommand {
 
 /// Make a rule, or another one of a rule that is there. It counts at once.
 ///
+/// The other servers of a projection follow. Exit code 3 says that one of them is away, which follows when it is
+/// back. Exit code 1 says that one of them refuses.
+///
 /// KEY is one of those of [qos.rule.NAME] in the configuration. These are match.job, match.user,
-/// match.group, match.node, match.op, match.export, within, each, weight, reservation,
+/// match.group, match.project, match.node, match.op, match.export, within, each, weight, reservation,
 /// reservation_ops, limit, limit_ops, burst, background and in_service. A list has commas.
 #[derive(Debug, clap::Args)]
 #[command(after_help = examples::QOS_SET)]
@@ -37,7 +40,7 @@ pub struct QosSetArgs {
     pub state: Option<PathBuf>,
 }
 
-/// Remove a rule. It counts no longer at once.
+/// Remove a rule. It counts no longer at once, at the other servers of a projection too.
 #[derive(Debug, clap::Args)]
 pub struct QosRemoveArgs {
     /// Name of the rule
@@ -51,7 +54,7 @@ pub struct QosRemoveArgs {
     pub state: Option<PathBuf>,
 }
 
-/// Show the rules and classes of each export.
+/// Show the rules and classes of each export, at all servers of a projection. Exit code 3: one of them is away.
 #[derive(Debug, clap::Args)]
 pub struct QosShowArgs {
     /// As JSON, a line for each server

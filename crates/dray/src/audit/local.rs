@@ -180,6 +180,9 @@ impl LogAccess for LocalLog {
             let why = format!("the audit has {CONSUMERS_MAX} consumers already");
             return Err(Failure::new(why).into());
         }
+        if let Some(known) = known {
+            check_log(known, summary.log)?;
+        }
         let bookmark = match known {
             Some(known) => known.bookmark,
             None if oldest => summary.first_index,

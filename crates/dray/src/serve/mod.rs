@@ -53,7 +53,7 @@ use crate::serve::export_state::ExportState;
 use crate::serve::journal::{Boot, ServerJournal};
 use crate::serve::opening::{ExportOpener, SharedState};
 use crate::serve::plan::ServePlan;
-use crate::serve::qos::{QosControl, ShareExchanges};
+use crate::serve::qos::{QosControl, RuleBook, ShareExchanges, book_exports};
 use crate::serve::slices::SlicesByProjection;
 use crate::serve::workers::{StuckThreads, Workers};
 use crate::signals::{self, EndSignals};
@@ -119,8 +119,10 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let exports: Vec<_> =
         plan.exports.iter().map(|plan| Arc::new(ExportState::new(plan))).collect();
     let slices = slices::of_plan(&plan, &slice_options, (&server, &state_dir));
-    let exchanges = Arc::new(ShareExchanges::new(&plan.exports, &exports, &slice_options)?);
-    let qos = QosControl::start(&plan.config.qos, &state_dir, (&exports, &exchanges))?;
+    let book = RuleBook::new(&plan.config.qos, &state_dir, book_exports(&plan.exports, &exports))?;
+    let book = Arc::new(book);
+    let exchanges = Arc::new(ShareExchanges::new(&plan.exports, &book, &slice_options)?);
+    let qos = QosControl::start(book, exchanges.clone())?;
     let openings = openings(
         &plan,
         &exports,
@@ -481,7 +483,7 @@ async fn answer_control(question: &str, report: &ServerReport) -> serde_json::Va
             }
             serde_json::json!({ "evicted": evicted })
         }
-        ("qos", question) => report.qos.answer(question),
+        ("qos", question) => report.qos.answer(question).await,
         ("accept", name) => match report.exports.iter().find(|export| export.name == name) {
             None => serde_json::json!({ "unknown": true }),
             Some(export) => match export.accept() {

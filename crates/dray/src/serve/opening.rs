@@ -12,7 +12,7 @@ use dray_backends::backend::{Backend, BackendResources, DescriptorStore, FoundBa
 use dray_core::{CallAdmission, FileSystem, FsUuid};
 use dray_layers::aggregate::{Aggregate, PendingEra};
 use dray_layers::faults::{Fault, Faults};
-use dray_layers::{ObservedExport, Observer, observe_export};
+use dray_layers::{ObservedExport, Observer, observe_export_by_project};
 use dray_rpc::server::{Export, ExportLost, PageCacheId, Server, StateLoss};
 use dray_rt::{DriverKind, Executor};
 
@@ -320,7 +320,8 @@ impl ExportOpener {
         let Below { backend, era, lost } = below;
         let fs = self.aggregated(backend, era, &lost, executor)?;
         let observers = self.observers(&fs)?;
-        let ObservedExport { fs, admission } = observe_export(fs, observers);
+        let ObservedExport { fs, admission } =
+            observe_export_by_project(fs, observers, Some(self.exported.qos.projects()));
         let admission = Some(self.exported.qos.admission(admission));
         Ok(ExportStack { fs, admission, lost })
     }

@@ -232,6 +232,7 @@ fn a_log_that_somebody_has_been_at_is_found_and_wrong_questions_are_refused() {
     let log = text.lines().find(|line| line.starts_with("log = ")).unwrap();
     fs::write(&consumer, text.replace(log, "log = \"00\"")).unwrap();
     refused(&["follow", "data", "--name", "one", "--once"], "belongs to another log");
+    refused(&["register", "data", "one", "--oldest"], "deregister `one` and register it anew");
     let segments = fs::read_dir(rig.path("state").join("audit/data")).unwrap().flatten();
     let mut segments = segments
         .map(|entry| entry.path())

@@ -35,6 +35,7 @@ mod parting;
 mod policy;
 mod projections;
 mod qos;
+mod qos_projects;
 mod qos_servers;
 mod replaced;
 mod round_trips;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::common::Rig;
+use crate::common::{Rig, wait_for};
 use dray_client::{ConnectOptions, RemoteFs, SessionMemory, connect_timeout};
 use dray_core::{
     Buf, Context, CreateHow, FileSystem, Identity, Name, NodeId, OpenHow, Pid, RequestId, Uid,
@@ -14,6 +14,7 @@ use dray_core::{
 };
 use dray_layers::placement::parse_definitions;
 use dray_rt::{DriverKind, Executor, ExecutorHandle, Scope, sleep};
+use serde_json::Value;
 
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
 const USER: u32 = 1000;
@@ -63,6 +64,25 @@ async fn rates(of: &[Arc<AtomicU64>; 2], time: Duration) -> [f64; 2] {
     [0, 1].map(|one| (after[one] - before[one]) as f64 / f64::from(1 << 20) / time.as_secs_f64())
 }
 
+/// A projection over the export of the first of these; the definition, and the file that each has.
+fn define(one: &Rig, other: &Rig) -> String {
+    let socket = |rig: &Rig| format!("'unix://{}'", rig.path("socket").display());
+    let (servers, path) = ([socket(one), socket(other)].join(", "), one.path("export"));
+    fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
+    let text = format!(
+        "[projection.scratch]\nlayout = 'cluster'\nservers = [{servers}]\npath = '{}'\n\
+         export = {{ squash = 'none' }}\n",
+        path.display()
+    );
+    [one, other].iter().for_each(|rig| fs::write(rig.path("projections.toml"), &text).unwrap());
+    text
+}
+
+fn serve(rig: &mut Rig) {
+    let file = rig.path("projections.toml");
+    rig.serve(&["--projections", file.to_str().unwrap()]);
+}
+
 /// The test takes some seconds, since a rate is measured.
 // proves: P211
 #[test]
@@ -71,21 +91,13 @@ fn two_servers_of_a_projection_keep_one_limit() {
         return;
     }
     let (mut one, mut other) = (Rig::new(), Rig::new());
-    let socket = |rig: &Rig| format!("'unix://{}'", rig.path("socket").display());
-    let (servers, path) = ([socket(&one), socket(&other)].join(", "), one.path("export"));
-    fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
-    let text = format!(
-        "[projection.scratch]\nlayout = 'cluster'\nservers = [{servers}]\npath = '{}'\n\
-         export = {{ squash = 'none' }}\n",
-        path.display()
-    );
+    let text = define(&one, &other);
     let definition = parse_definitions(&text).unwrap().remove(0).fingerprint();
     for rig in [&mut one, &mut other] {
-        let file = rig.path("projections.toml");
-        fs::write(&file, &text).unwrap();
-        rig.serve(&["--projections", file.to_str().unwrap()]);
+        serve(rig);
         let (user, limit) = (format!("match.user={USER}"), format!("limit={LIMIT_MIB}M"));
-        rig.demand(&["qos", "set", "capped", &user, "match.export=scratch", &limit]);
+        // The first finds the other one away, which has the rule when it is there.
+        rig.run(&["qos", "set", "capped", &user, "match.export=scratch", &limit]);
     }
     Executor::new(DriverKind::Epoll).unwrap().block_on(async {
         let clients = [connect(&one, definition).await, connect(&other, definition).await];
@@ -108,4 +120,54 @@ fn two_servers_of_a_projection_keep_one_limit() {
         clients.iter().for_each(|fs| fs.session().goodbye());
         sleep(Duration::from_millis(100)).await; // the goodbyes are sent
     });
+}
+
+/// What `dray qos show` says of the shared export at the server that is asked, and at the other one.
+fn shown(rig: &Rig) -> [Value; 2] {
+    let output = rig.run(&["qos", "show", "--json"]);
+    let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let exports = shown["exports"].as_array().unwrap();
+    let shared = exports.iter().find(|one| one["name"] == "scratch").unwrap();
+    [shared.clone(), shared["others"][0].clone()]
+}
+
+fn has_rules(shown: &Value, names: &[&str]) -> bool {
+    shown["rules"].as_object().is_some_and(|rules| rules.keys().eq(names))
+}
+
+// proves: P246
+#[test]
+fn a_rule_reaches_all_servers_and_those_that_were_away_when_they_are_back() {
+    if crate::common::skipped() {
+        return;
+    }
+    let (mut one, mut other) = (Rig::new(), Rig::new());
+    define(&one, &other);
+    [&mut one, &mut other].into_iter().for_each(serve);
+    let set = |rig: &Rig, name: &str, user: &str| {
+        let user = format!("match.user={user}");
+        rig.run(&["qos", "set", name, &user, "match.export=scratch", "limit=10M"])
+    };
+    // The servers may not have met: what is said then is true, and the rule follows.
+    wait_for("the other server", || set(&one, "a", "7").status.success());
+    assert!(has_rules(&shown(&other)[0], &["a"]), "{:?}", shown(&other));
+    assert!(has_rules(&shown(&one)[1], &["a"]), "{:?}", shown(&one));
+    assert!(one.demand(&["qos", "show"]).contains("scratch at unix://"));
+    // One that is away is named, and has both rules when it is back, though it had none to keep.
+    other.end_server(libc::SIGKILL);
+    let set_meanwhile = set(&one, "b", "8");
+    let said = String::from_utf8_lossy(&set_meanwhile.stderr).into_owned();
+    assert_eq!(set_meanwhile.status.code(), Some(3), "{said}");
+    assert!(said.contains("follows when it is back") && said.contains("unix://"), "{said}");
+    let show = one.run(&["qos", "show"]);
+    assert_eq!(show.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&show.stderr).contains("it is away: unix://"));
+    serve(&mut other);
+    wait_for("both rules", || has_rules(&shown(&other)[0], &["a", "b"]));
+    // A removal reaches the others as well.
+    wait_for("a removal", || {
+        let removed = other.run(&["qos", "remove", "a"]);
+        removed.status.success() || has_rules(&shown(&other)[0], &["b"])
+    });
+    wait_for("its effect", || has_rules(&shown(&one)[0], &["b"]));
 }

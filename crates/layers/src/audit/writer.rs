@@ -137,12 +137,12 @@ impl Writer {
     fn drain(&mut self) -> bool {
         let shared = self.shared.clone();
         let from = shared.ring.begin_at();
-        let (mut all, mut expected) = (Vec::new(), self.ring_end);
+        let (mut all, mut expected, mut lost) = (Vec::new(), self.ring_end, 0);
         let to = shared.ring.read(from, DRAIN_BYTES, |taken| {
             if taken.number < expected {
                 return; // a server that was killed has written it
             }
-            self.uncounted += match expected {
+            lost += match expected {
                 0 => 0,
                 _ => taken.number - expected,
             };
@@ -152,17 +152,23 @@ impl Writer {
                     let placed = self.paths.place(&mut record);
                     all.push(Pending { record, placed, ring_end: expected });
                 }
-                Err(_) => self.uncounted += 1,
+                Err(_) => lost += 1,
             }
         });
         if to == from {
             return false;
         }
-        self.uncounted += shared.lost.swap(0, Ordering::Relaxed);
+        self.lose(lost + shared.lost.swap(0, Ordering::Relaxed));
         if self.write_at_last(all) {
             shared.ring.release(to);
         }
         true
+    }
+
+    /// So many records will not be in the log.
+    fn lose(&mut self, records: u64) {
+        self.uncounted += records;
+        self.dropped += records;
     }
 
     /// Writes records, or what the policy says instead. False: they are still to be written.
@@ -173,7 +179,6 @@ impl Writer {
                 let gap = AuditRecord::gap(wall_clock_us(), self.uncounted, why);
                 let gap = self.own(gap);
                 all.insert(0, gap);
-                self.dropped += self.uncounted;
                 self.uncounted = 0;
             }
             match self.write(&mut all) {
@@ -185,11 +190,10 @@ impl Writer {
             }
             match self.options.full {
                 FullPolicy::Drop => {
-                    let gone = |one: &Pending| match &one.record.gap {
-                        Some(gap) => gap.records,
-                        None => 1,
-                    };
-                    self.uncounted += all.iter().map(gone).sum::<u64>();
+                    // What a gap has counted is dropped already.
+                    let gaps = all.iter().filter_map(|one| one.record.gap.as_ref());
+                    self.uncounted += gaps.map(|gap| gap.records).sum::<u64>();
+                    self.lose(all.iter().filter(|one| one.record.gap.is_none()).count() as u64);
                     self.ring_end = all.last().map_or(self.ring_end, |last| last.ring_end);
                     return true;
                 }

@@ -20,6 +20,7 @@ use dray_rt::{Instant, Tick, now, sleep_until, spawn};
 
 use super::bucket::Nanos;
 use super::identity_cache;
+use super::projects::ProjectTable;
 use super::report::{self, ClassReport, QosReport, SAMPLE_MIN, Sample};
 use super::rules::{Caller, RuleSet};
 use super::sharing::Sharing;
@@ -49,6 +50,7 @@ pub(super) struct Gate {
     number: u64,
     is_on: AtomicBool,
     by_op: AtomicBool,
+    projects: Arc<ProjectTable>,
     /// Counts the sets of rules, and removals of classes.
     generation: AtomicU64,
     /// Calls wait, or did a moment ago.
@@ -112,6 +114,7 @@ impl QosGate {
             number: NUMBERS.fetch_add(1, SeqCst),
             is_on: AtomicBool::new(false),
             by_op: AtomicBool::new(false),
+            projects: Arc::default(),
             generation: AtomicU64::new(0),
             is_congested: AtomicBool::new(false),
             below: CallsBelow { large_kib: AtomicU64::new(0), small: AtomicU64::new(0) },
@@ -140,6 +143,11 @@ impl QosGate {
         Arc::new(QosGate { gate: self.gate.clone(), first })
     }
 
+    /// The projects of files, for what opens them to fill in.
+    pub fn projects(&self) -> Arc<ProjectTable> {
+        self.gate.projects.clone()
+    }
+
     /// Takes other rules. Calls that wait are sorted anew, and go on as these have it.
     pub fn set_rules(&self, rules: RuleSet) {
         self.gate.set_rules(rules);
@@ -162,13 +170,18 @@ impl Gate {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn class_of(&self, cx: &Context, op: Op) -> Arc<QosClass> {
+    /// The project that a call is about; 0 where none counts.
+    fn project_of(&self, call: &ObservedCall<'_>) -> u32 {
+        if self.projects.is_on() { self.projects.get(call.id) } else { 0 }
+    }
+
+    fn class_of(&self, cx: &Context, op: Op, project: u32) -> Arc<QosClass> {
         let of = (self.number, self.generation.load(SeqCst));
-        let told_by = self.by_op.load(SeqCst).then_some(op);
-        identity_cache::class_of(of, cx, told_by, || {
+        let known_by = (self.by_op.load(SeqCst).then_some(op), project);
+        identity_cache::class_of(of, cx, known_by, || {
             let node = node_of(cx);
             let mut state = self.lock();
-            state.classify(&caller(&cx.who, &node, op), cx.class, &self.generation)
+            state.classify(&caller(&cx.who, (&node, project), op), cx.class, &self.generation)
         })
     }
 
@@ -337,6 +350,7 @@ impl Gate {
         state.timer = None;
         self.window_bytes.store(state.window.bytes(), SeqCst);
         self.by_op.store(rules.by_op(), SeqCst);
+        self.projects.switch(rules.by_project());
         self.is_on.store(rules.is_on(), SeqCst);
         let is_on = rules.is_on();
         state.rules = rules;
@@ -346,8 +360,8 @@ impl Gate {
             let Some(mut call) = state.waiting[ticket as usize].take() else { continue };
             let who = call.who.clone();
             let node = call.node.clone();
-            call.class =
-                state.classify(&caller(&who, &node, call.op), call.urgency, &self.generation);
+            let caller = caller(&who, (&node, call.project), call.op);
+            call.class = state.classify(&caller, call.urgency, &self.generation);
             if !is_on {
                 self.let_go(&mut call, now);
                 woken.extend(call.waker.take());
@@ -409,7 +423,8 @@ impl QosGate {
         if !gate.is_on.load(SeqCst) {
             return GrantedAdmit::Now(Grant::NONE);
         }
-        let (class, cost) = (gate.class_of(cx, call.op), cost_of(call));
+        let project = gate.project_of(call);
+        let (class, cost) = (gate.class_of(cx, call.op, project), cost_of(call));
         if let Some(grant) = gate.pass(&class, cost) {
             return GrantedAdmit::Now(grant);
         }
@@ -418,12 +433,14 @@ impl QosGate {
         // From now on calls that end look for those that wait.
         gate.is_congested.store(true, SeqCst);
         // The rules may be others by now.
-        let class = state.classify(&caller(&cx.who, &node, call.op), cx.class, &gate.generation);
+        let caller = caller(&cx.who, (&node, project), call.op);
+        let class = state.classify(&caller, cx.class, &gate.generation);
         state.arrivals += 1;
         let (number, since) = (state.arrivals, nanos());
         let ticket = state.wait(WaitingCall {
             who: cx.who.clone(),
             node,
+            project,
             op: call.op,
             urgency: cx.class,
             cost,
@@ -453,7 +470,7 @@ impl CallAdmission for QosGate {
         if !self.gate.is_on.load(SeqCst) {
             return Some(Grant::NONE);
         }
-        let class = self.gate.class_of(cx, call.op);
+        let class = self.gate.class_of(cx, call.op, self.gate.project_of(call));
         self.gate.pass(&class, cost_of(call))
     }
 
@@ -498,6 +515,6 @@ impl CallAdmission for QosGate {
     }
 }
 
-fn caller<'a>(who: &'a Identity, node: &'a str, op: Op) -> Caller<'a> {
-    Caller { job: &who.job, uid: who.uid, gid: who.gid, groups: &who.groups, node, op }
+fn caller<'a>(who: &'a Identity, (node, project): (&'a str, u32), op: Op) -> Caller<'a> {
+    Caller { job: &who.job, uid: who.uid, gid: who.gid, groups: &who.groups, project, node, op }
 }

@@ -19,6 +19,7 @@ struct Entry {
     who: Arc<Identity>,
     session: u64,
     op: Option<Op>,
+    project: u32,
     urgency: Urgency,
     class: Arc<QosClass>,
 }
@@ -27,20 +28,21 @@ thread_local! {
     static CACHE: RefCell<Vec<Option<Entry>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The class of a call; `find` finds it where it is not remembered. `op`: none where classes do not
-/// depend on it.
+/// The class of a call; `find` finds it where it is not remembered. `op` is none and `project` 0 where classes do
+/// not depend on it.
 pub(super) fn class_of(
     of: (u64, u64),
     cx: &Context,
-    op: Option<Op>,
+    (op, project): (Option<Op>, u32),
     find: impl FnOnce() -> Arc<QosClass>,
 ) -> Arc<QosClass> {
     let session = cx.via.map_or(0, |via| via.session.0);
-    let place = place(&cx.who, session, op);
+    let place = place(&cx.who, session, (op, project));
     let is_same = |entry: &Entry| {
         entry.of == of
             && Arc::ptr_eq(&entry.who, &cx.who)
             && (entry.session, entry.op, entry.urgency) == (session, op, cx.class)
+            && entry.project == project
     };
     let known = CACHE.with_borrow(|cache| {
         let entry = cache.get(place)?.as_ref().filter(|entry| is_same(entry))?;
@@ -51,7 +53,7 @@ pub(super) fn class_of(
     }
     let class = find();
     let (who, urgency) = (cx.who.clone(), cx.class);
-    let entry = Entry { of, who, session, op, urgency, class: class.clone() };
+    let entry = Entry { of, who, session, op, project, urgency, class: class.clone() };
     CACHE.with_borrow_mut(|cache| {
         cache.resize(ENTRIES, None);
         cache[place] = Some(entry);
@@ -59,10 +61,11 @@ pub(super) fn class_of(
     class
 }
 
-fn place(who: &Arc<Identity>, session: u64, op: Option<Op>) -> usize {
+fn place(who: &Arc<Identity>, session: u64, (op, project): (Option<Op>, u32)) -> usize {
     const ODD: u64 = 0x9e37_79b9_7f4a_7c15; // 2^64 over the golden ratio
     let who = Arc::as_ptr(who) as u64;
     let op = op.map_or(0, |op| op as u64 + 1);
-    let mixed = (who ^ session.rotate_left(17) ^ op << 48).wrapping_mul(ODD);
+    let mixed = (who ^ session.rotate_left(17) ^ op << 48 ^ u64::from(project).rotate_left(33))
+        .wrapping_mul(ODD);
     (mixed >> 58) as usize % ENTRIES
 }

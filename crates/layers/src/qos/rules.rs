@@ -1,7 +1,7 @@
 //! Rules: which calls are meant, and what they get.
 //!
-//! A call belongs to one rule. Of those that match it, the rule with the most telling key wins: job before
-//! user, user before group, group before node, node before operation. Where two rules use the same
+//! A call belongs to one rule. Of those that match it, the rule with the most telling key wins. The order of
+//! keys is job, user, group, project, node, operation. Where two rules use the same
 //! keys, one without wildcards comes first. Two that could match the same call, and neither of
 //! which comes first, are refused. A rule within another one matches calls of that one only, and comes
 //! before it.
@@ -12,6 +12,7 @@ use std::fmt;
 use dray_core::{Gid, Op, Uid, glob_matches};
 
 use super::bucket::Nanos;
+use super::rule_keys::{Pattern, RuleKey};
 use super::tree::Rates;
 
 /// Rules of one export.
@@ -19,113 +20,6 @@ pub const RULES_MAX: usize = 1024;
 /// Longest name of a rule, bytes.
 const NAME_MAX_BYTES: usize = 64;
 const MILLI_MAX: u32 = 1_000_000_000;
-
-/// What a rule looks at, the most telling first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum RuleKey {
-    /// The batch job.
-    Job,
-    /// The user.
-    User,
-    /// One of the user's groups.
-    Group,
-    /// The address of the client.
-    Node,
-    /// The kind of operation.
-    Op,
-}
-
-impl RuleKey {
-    /// All, the most telling first.
-    pub const ALL: [RuleKey; 5] =
-        [RuleKey::Job, RuleKey::User, RuleKey::Group, RuleKey::Node, RuleKey::Op];
-
-    /// As administrators write it.
-    pub fn name(self) -> &'static str {
-        match self {
-            RuleKey::Job => "job",
-            RuleKey::User => "user",
-            RuleKey::Group => "group",
-            RuleKey::Node => "node",
-            RuleKey::Op => "op",
-        }
-    }
-
-    /// The key of that name.
-    pub fn named(name: &str) -> Option<RuleKey> {
-        RuleKey::ALL.into_iter().find(|key| key.name() == name)
-    }
-}
-
-/// One value that a key may have.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Pattern {
-    /// A text, in which `*` is any number of characters, and `?` is one.
-    Text(String),
-    /// Ids from the first to the last.
-    Ids(u32, u32),
-    /// Operations, a bit for each by its number.
-    Ops(u64),
-}
-
-/// Operations that move data of files.
-const DATA: [Op; 4] = [Op::Read, Op::Write, Op::CopyRange, Op::Put];
-
-impl Pattern {
-    /// Operations by name: one, or `data`, `metadata`, `all`.
-    pub fn op(name: &str) -> Option<Pattern> {
-        let bit = |op: Op| 1 << (op as u64);
-        let data = DATA.into_iter().map(bit).fold(0, |all: u64, one| all | one);
-        let all = Op::ALL.iter().copied().map(bit).fold(0, |all: u64, one| all | one);
-        Some(Pattern::Ops(match name {
-            "data" => data,
-            "metadata" => all & !data,
-            "all" | "*" => all,
-            name => bit(Op::ALL.iter().copied().find(|op| op.name() == name)?),
-        }))
-    }
-
-    fn is_exact(&self) -> bool {
-        match self {
-            Pattern::Text(text) => !text.contains(['*', '?']),
-            Pattern::Ids(first, last) => first == last,
-            Pattern::Ops(ops) => ops.count_ones() == 1,
-        }
-    }
-
-    fn meets(&self, other: &Pattern) -> bool {
-        match (self, other) {
-            (Pattern::Text(one), Pattern::Text(other)) => {
-                can_meet(one.as_bytes(), other.as_bytes())
-            }
-            (Pattern::Ids(a, b), Pattern::Ids(c, d)) => a.max(c) <= b.min(d),
-            (Pattern::Ops(one), Pattern::Ops(other)) => one & other != 0,
-            (Pattern::Text(_) | Pattern::Ids(..) | Pattern::Ops(_), _) => false,
-        }
-    }
-}
-
-/// Whether there is a text that both patterns match. A pattern has no more than [`NAME_MAX_BYTES`].
-fn can_meet(one: &[u8], other: &[u8]) -> bool {
-    // `row[j]`: the rest of `one` from here and `other[j..]` can meet.
-    let mut below = vec![false; other.len() + 1];
-    for i in (0..=one.len()).rev() {
-        let mut row = vec![false; other.len() + 1];
-        for j in (0..=other.len()).rev() {
-            row[j] = match (one.get(i), other.get(j)) {
-                (None, None) => true,
-                (Some(b'*'), None) => below[j],
-                (Some(b'*'), Some(_)) => below[j] || row[j + 1],
-                (None, Some(b'*')) => row[j + 1],
-                (Some(_), Some(b'*')) => row[j + 1] || below[j],
-                (Some(a), Some(b)) => (a == b || *a == b'?' || *b == b'?') && below[j + 1],
-                (None, Some(_)) | (Some(_), None) => false,
-            };
-        }
-        below = row;
-    }
-    below[0]
-}
 
 /// A number of units a second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -256,6 +150,8 @@ pub struct Caller<'a> {
     pub gid: Gid,
     /// The user's other groups.
     pub groups: &'a [Gid],
+    /// The project of the file or directory; 0: it has none, or is not known.
+    pub project: u32,
     /// The address of the client.
     pub node: &'a str,
     /// The operation.
@@ -276,6 +172,7 @@ impl Caller<'_> {
             (RuleKey::Group, _) => {
                 in_ids(self.gid.0) || self.groups.iter().any(|gid| in_ids(gid.0))
             }
+            (RuleKey::Project, _) => in_ids(self.project),
             (RuleKey::Op, Pattern::Ops(ops)) => ops & 1 << (self.op as u64) != 0,
             (RuleKey::Job | RuleKey::Node | RuleKey::Op, _) => false,
         }
@@ -287,6 +184,7 @@ impl Caller<'_> {
             RuleKey::Job => self.job.to_owned(),
             RuleKey::User => self.uid.0.to_string(),
             RuleKey::Group => self.gid.0.to_string(),
+            RuleKey::Project => self.project.to_string(),
             RuleKey::Node => self.node.to_owned(),
             RuleKey::Op => self.op.name().to_owned(),
         }
@@ -312,6 +210,8 @@ pub struct RuleSet {
     in_service_bytes: Option<u64>,
     /// Whether classes depend on the operation.
     by_op: bool,
+    /// Whether they depend on the project of a file.
+    by_project: bool,
     /// Whether there is any rule.
     is_on: bool,
 }
@@ -368,11 +268,13 @@ impl RuleSet {
             .collect();
         let rules_of = compiled?;
         check_reservations(&rules_of, &root)?;
-        let by_op = |rule: &CompiledRule| {
-            rule.rule.matches.contains_key(&RuleKey::Op) || rule.rule.each == Some(RuleKey::Op)
+        let by = |key: RuleKey| {
+            let uses = |rule: &QosRule| rule.matches.contains_key(&key) || rule.each == Some(key);
+            rules_of.iter().any(|compiled| uses(&compiled.rule))
         };
         Ok(RuleSet {
-            by_op: rules_of.iter().any(by_op),
+            by_op: by(RuleKey::Op),
+            by_project: by(RuleKey::Project),
             rules: rules_of,
             root,
             in_service_bytes: unit.in_service_bytes,
@@ -394,6 +296,11 @@ impl RuleSet {
     /// Whether the operation tells to which class a call belongs.
     pub fn by_op(&self) -> bool {
         self.by_op
+    }
+
+    /// Whether the project of a file does.
+    pub fn by_project(&self) -> bool {
+        self.by_project
     }
 
     /// All but that of the export, in the order in which they are tried.

@@ -82,6 +82,7 @@ pub(super) struct State {
 pub(super) struct WaitingCall {
     pub(super) who: Arc<Identity>,
     pub(super) node: String,
+    pub(super) project: u32,
     pub(super) op: Op,
     pub(super) urgency: Urgency,
     pub(super) cost: Cost,

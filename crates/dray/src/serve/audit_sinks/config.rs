@@ -111,7 +111,11 @@ impl SinkPlan {
         let export = export.to_owned();
         Ok(match &self.to {
             SinkKind::File { path, max_bytes, keep } => {
-                Box::new(FileSink::open(path, *max_bytes, *keep, export)?)
+                let opened = FileSink::open(path, *max_bytes, *keep, export);
+                let named = |error: io::Error| {
+                    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+                };
+                Box::new(opened.map_err(named)?)
             }
             SinkKind::Syslog(address) => Box::new(SyslogSink::connect(address, export)?),
             SinkKind::Otlp(url) => Box::new(OtlpSink::new(url.clone(), export)),

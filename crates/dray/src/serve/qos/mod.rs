@@ -3,25 +3,26 @@
 
 mod exchange;
 mod kept;
+mod live;
 mod names;
 mod parse;
+mod questions;
+mod rulebook;
 mod shown;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use dray_layers::qos::{QosGate, QosRule, RuleSet};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use toml::Table;
 
 use crate::control;
 use crate::error::Failure;
-use crate::serve::export_state::ExportState;
 
+use exchange::OtherAnswer;
 pub use exchange::ShareExchanges;
-use kept::KeptRules;
 use parse::{PlacedRule, rule_of};
+pub use rulebook::{RuleBook, book_exports};
 pub use shown::{metrics, shown};
 
 /// The rules of a server, by name, as they were written.
@@ -45,149 +46,90 @@ fn written_in(qos: &Table) -> Result<Written, String> {
     rules.iter().map(read).collect()
 }
 
-/// Who answers questions about shares.
+/// Answers questions about shares over the control socket.
 pub struct QosControl {
-    exports: Vec<(String, QosGate)>,
+    book: Arc<RuleBook>,
     exchanges: Arc<ShareExchanges>,
-    state_dir: PathBuf,
-    state: Mutex<State>,
-}
-
-struct State {
-    /// The rules of the configuration.
-    configured: Written,
-    /// What the next start is to have in addition, or not.
-    kept: KeptRules,
-    now: Written,
 }
 
 impl QosControl {
-    /// With the rules of the configuration, and what was kept of changes. Errors: rules that do not
-    /// fit together, or a file of kept rules that cannot be read.
+    /// Has the rules of the book count. Errors: they do not fit together.
     pub fn start(
-        qos: &Table,
-        state_dir: &Path,
-        (exports, exchanges): (&[Arc<ExportState>], &Arc<ShareExchanges>),
+        book: Arc<RuleBook>,
+        exchanges: Arc<ShareExchanges>,
     ) -> Result<Arc<QosControl>, Failure> {
-        let configured = written_in(qos).map_err(Failure::usage)?;
-        let kept = KeptRules::read(state_dir)?;
-        let now = kept.applied_to(&configured);
-        let exports = exports.iter().map(|one| (one.name.clone(), one.qos.clone())).collect();
-        let (state_dir, exchanges) = (state_dir.to_owned(), exchanges.clone());
-        let state = Mutex::new(State { configured, kept, now });
-        let control = QosControl { exports, exchanges, state_dir, state };
-        let now = control.lock().now.clone();
-        control.warn_of_unknown_exports(&now);
-        control.apply(&now).map_err(Failure::usage)?;
-        Ok(Arc::new(control))
+        book.begin().map_err(Failure::usage)?;
+        exchanges.rules_changed();
+        Ok(Arc::new(QosControl { book, exchanges }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Makes these the rules of all exports, or of none if something is wrong with one.
-    fn apply(&self, written: &Written) -> Result<(), String> {
-        let rules: Result<Vec<_>, _> =
-            written.iter().map(|(name, table)| rule_of(name, table)).collect();
-        let rules = rules?;
-        let compiled: Result<Vec<_>, String> =
-            self.exports.iter().map(|(name, _)| of_export(name, &rules)).collect();
-        for ((_, gate), rules) in self.exports.iter().zip(compiled?) {
-            gate.set_rules(rules);
-        }
-        self.exchanges.rules_changed();
-        Ok(())
-    }
-
-    fn warn_of_unknown_exports(&self, written: &Written) {
-        for (name, table) in written {
-            let Ok(rule) = rule_of(name, table) else { continue };
-            if !self.exports.iter().any(|(export, _)| rule.is_for(export)) {
-                log::warn!("[qos.rule.{name}] is for an export that this server does not have");
-            }
-        }
-    }
-
-    /// The answer to a question over the control socket.
-    pub fn answer(&self, question: &str) -> Value {
+    /// The answer to a question.
+    pub async fn answer(&self, question: &str) -> Value {
         let (what, rest) = control::parse(question);
-        let outcome = match what {
-            "show" => return self.show(),
+        let changed = match what {
+            "show" => return self.show().await,
             "set" => self.set(rest),
             "remove" => self.remove(rest),
             _ => Err(format!("unknown question `qos {what}`")),
         };
-        match outcome {
-            Ok(()) => json!({ "done": true }),
+        match changed {
+            Ok((name, exports)) => self.pass_on(&name, &exports).await,
             Err(why) => control::refusal(&why),
         }
     }
 
-    /// `live|keep NAME JSON`.
-    fn set(&self, words: &str) -> Result<(), String> {
+    /// `live|keep NAME JSON`. Answers the name, and the exports that have changed.
+    fn set(&self, words: &str) -> Result<(String, Vec<usize>), String> {
         let (how, rest) = control::parse(words);
         let (name, rule) = control::parse(rest);
         let table: Table = serde_json::from_str(rule).map_err(|_| "this is no rule".to_owned())?;
-        let rule = rule_of(name, &table)?;
-        if !self.exports.iter().any(|(export, _)| rule.is_for(export)) {
-            return Err(format!("rule `{name}` is for an export that this server does not have"));
-        }
-        self.change(how == "keep", name, Some(table))
+        Ok((name.to_owned(), self.book.set(name, &table, how == "keep")?))
     }
 
     /// `live|keep NAME`.
-    fn remove(&self, words: &str) -> Result<(), String> {
+    fn remove(&self, words: &str) -> Result<(String, Vec<usize>), String> {
         let (how, name) = control::parse(words);
-        if !self.lock().now.contains_key(name) {
-            return Err(format!("there is no rule `{name}`: `dray qos show` names them"));
-        }
-        self.change(how == "keep", name, None)
+        Ok((name.to_owned(), self.book.remove(name, how == "keep")?))
     }
 
-    fn change(&self, keep: bool, name: &str, rule: Option<Table>) -> Result<(), String> {
-        let mut state = self.lock();
-        let mut now = state.now.clone();
-        match rule.clone() {
-            Some(rule) => now.insert(name.to_owned(), rule),
-            None => now.remove(name),
-        };
-        self.apply(&now)?;
-        let before = std::mem::replace(&mut state.now, now);
-        if !keep {
-            return Ok(());
+    /// Has the other servers of each export follow, and says what became of that.
+    async fn pass_on(&self, name: &str, exports: &[usize]) -> Value {
+        self.exchanges.rules_changed();
+        let mut others = Vec::new();
+        for export in exports {
+            for (server, answer) in self.exchanges.pass_rules_on(*export).await {
+                let projection = &self.book.exports()[*export].name;
+                let mut said = json!({ "server": server, "export": projection });
+                match answer {
+                    OtherAnswer::Said(refused) => {
+                        said["refused"] = refused.get(name).cloned().into()
+                    }
+                    OtherAnswer::Away(why) => said["away"] = why.into(),
+                }
+                others.push(said);
+            }
         }
-        let mut kept = state.kept.clone();
-        kept.change(name, rule, &state.configured);
-        if let Err(error) = kept.write(&self.state_dir) {
-            // All of it, or nothing.
-            self.apply(&before)?;
-            state.now = before;
-            return Err(format!("the rule cannot be kept in the state directory: {error}"));
-        }
-        state.kept = kept;
-        Ok(())
+        json!({ "done": true, "others": others })
     }
 
-    fn show(&self) -> Value {
-        let now = self.lock().now.clone();
-        let of = |export: &str| -> Value {
-            let ours = now
-                .iter()
-                .filter(|(name, table)| rule_of(name, table).is_ok_and(|rule| rule.is_for(export)));
-            ours.map(|(name, table)| (name.clone(), json!(table)))
-                .collect::<serde_json::Map<_, _>>()
-                .into()
-        };
-        let exports = self.exports.iter().map(
-            |(name, gate)| json!({ "name": name, "rules": of(name), "qos": shown(&gate.report()) }),
-        );
-        json!({ "exports": exports.collect::<Vec<_>>() })
+    /// Of each export what this server shows, and what each of the others does.
+    async fn show(&self) -> Value {
+        let mut exports = Vec::new();
+        for (number, export) in self.book.exports().iter().enumerate() {
+            let mut others = Vec::new();
+            for (server, answer) in self.exchanges.ask_for_shown(number).await {
+                let mut said = match answer {
+                    OtherAnswer::Said(shown) => shown,
+                    OtherAnswer::Away(why) => Map::from_iter([("away".to_owned(), why.into())]),
+                };
+                said.insert("server".to_owned(), server.into());
+                others.push(Value::Object(said));
+            }
+            let mut shown = self.book.show(number);
+            shown.insert("name".to_owned(), export.name.as_str().into());
+            shown.insert("others".to_owned(), others.into());
+            exports.push(Value::Object(shown));
+        }
+        json!({ "exports": exports })
     }
-}
-
-fn of_export(export: &str, rules: &[PlacedRule]) -> Result<RuleSet, String> {
-    let ours: Vec<QosRule> =
-        rules.iter().filter(|rule| rule.is_for(export)).map(|rule| rule.rule.clone()).collect();
-    RuleSet::new(&ours).map_err(|error| format!("export `{export}`: {error}"))
 }

@@ -1,6 +1,7 @@
-//! Users and groups by their names, as this machine knows them.
+//! Users, groups and projects by their names, as this machine knows them.
 
 use std::ffi::CString;
+use std::io::Read;
 
 /// Longest entry of a user or a group, bytes: one with thousands of members is long.
 const ENTRY_MAX_BYTES: usize = 1 << 20;
@@ -33,4 +34,35 @@ pub fn gid_of(name: &str) -> Option<u32> {
         libc::getgrnam_r(name.as_ptr(), &raw mut entry, at, len, &raw mut found)
     };
     (error == 0 && !found.is_null()).then_some(entry.gr_gid)
+}
+
+/// Where projects have names, as xfs_quota(8) and others read them: a line `NAME:NUMBER` for each.
+const PROJECTS: &str = "/etc/projid";
+/// Longest such file, bytes.
+const PROJECTS_MAX_BYTES: u64 = 1 << 20;
+
+/// The number of a project; none: there is none of that name.
+pub fn project_of(name: &str) -> Option<u32> {
+    let mut text = String::new();
+    let file = std::fs::File::open(PROJECTS).ok()?;
+    file.take(PROJECTS_MAX_BYTES).read_to_string(&mut text).ok()?;
+    project_in(&text, name)
+}
+
+fn project_in(text: &str, name: &str) -> Option<u32> {
+    let lines = text.lines().filter_map(|line| line.trim().split_once(':'));
+    lines.filter(|(known, _)| *known == name).find_map(|(_, number)| number.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn projects_have_names() {
+        let text = "# projects\nhome:1\nclimate : 2\nweather:3\nweather:x\n";
+        assert_eq!(project_in(text, "weather"), Some(3));
+        assert_eq!(project_in(text, "climate"), None);
+        assert_eq!(project_in(text, "# projects"), None);
+    }
 }

@@ -37,7 +37,7 @@ const KEYS: [&str; 11] = [
     "background",
     "in_service",
 ];
-const MATCH_KEYS: [&str; 6] = ["export", "job", "user", "group", "node", "op"];
+const MATCH_KEYS: [&str; 7] = ["export", "job", "user", "group", "project", "node", "op"];
 /// Longest value of a key, bytes.
 const VALUE_MAX_BYTES: usize = 128;
 /// Values of one key.
@@ -84,13 +84,6 @@ fn read_match(value: &Value, rule: &mut QosRule) -> Result<Vec<String>, String> 
         let values = values(key, value)?;
         match key.as_str() {
             "export" => exports = values,
-            "project" => {
-                return Err(
-                    "a file's project is not known when a call begins: match its group, or its \
-                            users"
-                        .to_owned(),
-                );
-            }
             _ => {
                 let Some(known) = RuleKey::named(key) else {
                     let hint = hint(key, MATCH_KEYS.iter().copied());
@@ -114,6 +107,9 @@ fn pattern(key: RuleKey, value: &str) -> Result<Pattern, String> {
         RuleKey::Group => {
             ids(value, names::gid_of).ok_or_else(|| format!("there is no group `{value}`"))
         }
+        RuleKey::Project => ids(value, names::project_of).ok_or_else(|| {
+            format!("/etc/projid has no project `{value}`: give its number, or add it there")
+        }),
         RuleKey::Op => Pattern::op(value).ok_or_else(|| {
             let known = dray_core::Op::ALL.iter().map(|op| op.name()).chain(["data", "metadata"]);
             format!("there is no operation `{value}`{}", hint(value, known))
@@ -271,7 +267,7 @@ mod tests {
             ("[rule.a]\nlimt = 1", "unknown key `limt`; did you mean `limit`?"),
             ("[rule.a]\nuser = 1", "belongs into match = { user = ... }"),
             ("[rule.a]\nmatch = { usr = 1 }", "unknown key `usr` in match"),
-            ("[rule.a]\nmatch = { project = 1 }", "project is not known"),
+            ("[rule.a]\nmatch = { project = \"no-such\" }", "has no project `no-such`"),
             ("[rule.a]\nmatch = { user = \"nobody-here\" }", "there is no user `nobody-here`"),
             ("[rule.a]\nmatch = { op = \"raed\" }", "there is no operation `raed`"),
             ("[rule.a]\nmatch = { user = 1 }\nlimit = 0", "limit = 0 would let no call through"),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context as TaskContext, Poll};
 
-use dray_core::{BufMut, Errno};
+use dray_core::{Buf, BufMut, Errno};
 use dray_fabric::{Connection, DATA_MAX_BYTES, Peer, Sink};
 use dray_rt::random_bytes;
 
@@ -229,10 +229,13 @@ impl ReplicaSink<'_> {
             return Err(Malformed("more batches at once than were allowed").into());
         }
         let notes = data.as_ref().map_or(&[][..], BufMut::filled);
-        let (outcome, errno) = outcome_of(&self.taker.take(epoch, number, notes));
+        let taken = self.taker.take(epoch, number, notes);
+        let (outcome, errno) = outcome_of(&taken);
+        let answer = taken.ok().filter(|answer| !answer.is_empty());
+        debug_assert!(answer.as_ref().is_none_or(|answer| answer.len() <= DATA_MAX_BYTES));
         let mut reply = Vec::new();
         BatchReply { epoch, number, outcome, errno }.put_message(&mut reply);
-        self.say(&reply);
+        let _ = self.connection.send(&reply, answer.map(Buf::from)); // as in `say`
         Ok(())
     }
 
@@ -251,9 +254,9 @@ impl ReplicaSink<'_> {
     }
 }
 
-fn outcome_of(taken: &Result<(), ReplicaRefusal>) -> (BatchOutcome, u16) {
+fn outcome_of<T>(taken: &Result<T, ReplicaRefusal>) -> (BatchOutcome, u16) {
     match taken {
-        Ok(()) => (BatchOutcome::Taken, 0),
+        Ok(_) => (BatchOutcome::Taken, 0),
         Err(ReplicaRefusal::Deposed) => (BatchOutcome::Deposed, 0),
         Err(ReplicaRefusal::Incomplete) => (BatchOutcome::Incomplete, 0),
         Err(ReplicaRefusal::Malformed(_)) => (BatchOutcome::Malformed, 0),

@@ -118,6 +118,19 @@ impl WireLink {
     }
 }
 
+impl WireLink {
+    /// As [`ReplicaLink::ship`], with what the other server answers.
+    pub async fn ask(
+        &self,
+        epoch: u64,
+        number: u64,
+        batch: Vec<u8>,
+    ) -> Result<Vec<u8>, ReplicaRefusal> {
+        let channel = self.channel().await?;
+        channel.ship(BatchHead { epoch, number }, batch).await
+    }
+}
+
 impl ReplicaLink for WireLink {
     fn ship<'a>(
         &'a self,
@@ -125,10 +138,7 @@ impl ReplicaLink for WireLink {
         number: u64,
         batch: Vec<u8>,
     ) -> Fut<'a, Result<(), ReplicaRefusal>> {
-        Box::pin(async move {
-            let channel = self.channel().await?;
-            channel.ship(BatchHead { epoch, number }, batch).await
-        })
+        Box::pin(async move { self.ask(epoch, number, batch).await.map(drop) })
     }
 }
 
@@ -148,7 +158,7 @@ impl Drop for CloseOnDrop {
 }
 
 /// Who waits for the answer to which batch.
-type Waiting = BTreeMap<(u64, u64), oneshot::Sender<Result<(), ReplicaRefusal>>>;
+type Waiting = BTreeMap<(u64, u64), oneshot::Sender<Result<Vec<u8>, ReplicaRefusal>>>;
 
 /// One connection to the other server.
 struct BatchChannel {
@@ -171,7 +181,7 @@ impl BatchChannel {
         drop(self.waiting().take());
     }
 
-    async fn ship(&self, head: BatchHead, batch: Vec<u8>) -> Result<(), ReplicaRefusal> {
+    async fn ship(&self, head: BatchHead, batch: Vec<u8>) -> Result<Vec<u8>, ReplicaRefusal> {
         let (tell, answer) = oneshot::channel();
         match &mut *self.waiting() {
             None => return Err(io::Error::from(io::ErrorKind::NotConnected).into()),
@@ -192,11 +202,12 @@ impl BatchChannel {
         outcome
     }
 
-    fn answered(&self, reply: &BatchReply) -> Result<(), Malformed> {
+    fn answered(&self, reply: &BatchReply, data: Option<BufMut>) -> Result<(), Malformed> {
         let mut waiting = self.waiting();
         let waiting = waiting.as_mut().and_then(|all| all.remove(&(reply.epoch, reply.number)));
         let tell = waiting.ok_or(Malformed("the answer to a batch that was not sent"))?;
-        let _ = tell.send(outcome_of(reply)); // or nobody waits any more
+        let answer = || data.map_or(Vec::new(), |data| data.filled().to_vec());
+        let _ = tell.send(outcome_of(reply).map(|()| answer())); // or nobody waits any more
         Ok(())
     }
 }
@@ -292,18 +303,24 @@ impl Sink for LinkSink {
     fn poll_place(
         &mut self,
         _: &mut TaskContext<'_>,
-        _: &[u8],
-        _: usize,
+        head: &[u8],
+        data_bytes: usize,
     ) -> Poll<io::Result<BufMut>> {
-        Poll::Ready(Err(Malformed("data where none belongs").into()))
+        Poll::Ready(match self.stage {
+            // The frame's limit is the answer's.
+            LinkStage::Welcomed => BatchReply::get_message(head)
+                .map(|_| BufMut::heap(data_bytes))
+                .map_err(io::Error::from),
+            LinkStage::Begun | LinkStage::Proven => Err(Malformed("data in a handshake").into()),
+        })
     }
 
-    fn frame(&mut self, head: &[u8], _: Option<BufMut>) -> io::Result<()> {
+    fn frame(&mut self, head: &[u8], data: Option<BufMut>) -> io::Result<()> {
         let step = match self.stage {
             LinkStage::Begun => self.challenged(head),
             LinkStage::Proven => self.welcomed(head),
             LinkStage::Welcomed => {
-                return Ok(self.channel.answered(&BatchReply::get_message(head)?)?);
+                return Ok(self.channel.answered(&BatchReply::get_message(head)?, data)?);
             }
         };
         step.map_err(|error| self.failed(error))

@@ -52,13 +52,14 @@ impl From<io::Error> for ReplicaRefusal {
 
 /// Takes what another server brings.
 pub trait BatchTaker: Send + Sync {
-    /// Takes batch `number` of the sender's `epoch`. Errors: it is not taken.
-    fn take(&self, epoch: u64, number: u64, batch: &[u8]) -> Result<(), ReplicaRefusal>;
+    /// Takes batch `number` of the sender's `epoch`. What it answers goes back with the receipt; empty: the
+    /// receipt says it all. Errors: it is not taken.
+    fn take(&self, epoch: u64, number: u64, batch: &[u8]) -> Result<Vec<u8>, ReplicaRefusal>;
 }
 
 impl BatchTaker for JournalReplica {
-    fn take(&self, epoch: u64, number: u64, batch: &[u8]) -> Result<(), ReplicaRefusal> {
-        JournalReplica::take(self, epoch, number, batch)
+    fn take(&self, epoch: u64, number: u64, batch: &[u8]) -> Result<Vec<u8>, ReplicaRefusal> {
+        JournalReplica::take(self, epoch, number, batch).map(|()| Vec::new())
     }
 }
 
