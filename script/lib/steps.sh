@@ -20,6 +20,7 @@ step_lint() {
     component clippy clippy
     lint_scripts
     lint_test_files
+    lint_doc_tests
     python3 script/lib/type_names.py .
     script/promises --check
     script/prose --check
@@ -62,6 +63,18 @@ lint_test_files() {
     [ -z "$lost" ]
 }
 
+# lint_doc_tests: a crate that says that it has no doc tests has none: nobody would run it.
+lint_doc_tests() {
+    local manifest found
+    found=$(grep -l '^doctest = false' {crates/*,benches}/Cargo.toml | while read -r manifest; do
+        find "$(dirname "$manifest")/src" -name '*.rs' -exec awk '
+            FNR == 1 { within = 0 }
+            !/^ *\/\/[\/!] *```/ { next }
+            (within = !within) && !/```(text|toml|console|ignore)/ { print FILENAME ":" FNR }' {} +
+    done)
+    [ -z "$found" ] || { printf '%s\n' "doc tests that are not run:" "$found"; return 1; }
+}
+
 step_deny() { script/deny; }
 
 # with_rings: tests use FUSE over io_uring where it is switched on. script/test puts the switch
@@ -100,13 +113,14 @@ step_unit() {
 test_program_limit=600
 
 # run_test_programs WITHOUT COMMAND ARGUMENT...: those that cargo makes with this command and these
-# arguments, but for those named in WITHOUT. As many at a time as there are CPUs.
+# arguments, but for those named in WITHOUT. Two at a time for each CPU: most of them wait for most of
+# their time.
 run_test_programs() {
     local without=$1 made
     shift
     need python3 || echo "python3 is missing: it runs the test programs"
     made=$(cargo "$@" --locked --message-format=json-render-diagnostics) || return
-    python3 script/lib/test_programs.py "$(nproc)" "$without" \
+    python3 script/lib/test_programs.py "$((2 * $(nproc)))" "$without" \
         "$root/script/lib/limited.sh" "$test_program_limit" <<<"$made"
 }
 
