@@ -25,9 +25,10 @@ LONGEST = (
     "whole_program/transport", "whole_program/hanging", "whole_program/held_back", "whole_program/survey",
     "whole_program/daemon_death", "whole_program/cluster", "whole_program/stacked", "whole_program/limits",
     "whole_program/round_trips", "whole_program/two_mounts", "whole_program/messages",
-    "whole_program/applications", "whole_program/mappings", "memory_back", "whole_program/starting",
-    "client_server/hostile", "client_server/settled_observed", "client_server/opening", "client_server/syncs",
-    "client_server/withdrawn", "whole_program/leases", "whole_program/handles",
+    "whole_program/applications", "whole_program/mappings", "client_server/restart", "memory_back",
+    "whole_program/starting", "client_server/hostile", "client_server/settled_observed",
+    "client_server/opening", "client_server/syncs", "client_server/withdrawn", "whole_program/leases",
+    "whole_program/handles",
 )
 # What counts the cost of calls, or distinguishes times by less than a second. Nothing else runs beside it.
 ALONE = {"budget", "deep", "front_end/leases"}
