@@ -8,7 +8,7 @@ use dray_core::{
     CallAdmission, Context, FileId, Identity, NodeId, ObservedCall, Op, Pid, RequestId, Uid,
 };
 use dray_layers::qos::rules::Amount;
-use dray_layers::qos::{Key, Pattern, QosGate, QosRule, RuleSet};
+use dray_layers::qos::{Pattern, QosGate, QosRule, RuleKey, RuleSet};
 
 use crate::CommandResult;
 use crate::args::BenchArgs;
@@ -19,10 +19,10 @@ const DECISIONS: u32 = 1_000_000;
 /// `qos-decisions`: nanoseconds of a decision, by the number of threads that make them.
 pub fn run(args: &BenchArgs) -> CommandResult {
     let printer = Printer::new(args)?;
-    let free = QosRule { name: "users".into(), each: Some(Key::User), ..QosRule::default() };
+    let free = QosRule { name: "users".into(), each: Some(RuleKey::User), ..QosRule::default() };
     let limited = QosRule {
         name: "limited".into(),
-        matches: BTreeMap::from([(Key::User, vec![Pattern::Ids(0, u32::MAX)])]),
+        matches: BTreeMap::from([(RuleKey::User, vec![Pattern::Ids(0, u32::MAX)])]),
         limit: Some(Amount::Units(1 << 50)),
         ..QosRule::default()
     };

@@ -61,7 +61,7 @@ fn overlay(dir: &Path) -> Option<PathBuf> {
 }
 
 /// What a program does in each directory of a tree.
-async fn visit(fs: &PosixFs, cx: &Context, above: FileId, dir: FileId) {
+async fn use_directory(fs: &PosixFs, cx: &Context, above: FileId, dir: FileId) {
     assert_eq!(fs.lookup(cx, above, name("d")).await.unwrap().id, dir);
     fs.getattr(cx, dir).await.unwrap();
     assert_eq!(fs.parent(cx, dir).await.unwrap().id, above);
@@ -73,7 +73,7 @@ async fn visit(fs: &PosixFs, cx: &Context, above: FileId, dir: FileId) {
     fs.remove(cx, dir, name("old"), RemoveKind::Directory).await.unwrap();
 }
 
-/// Makes a tree of one directory in the other, and visits some of them.
+/// Makes a tree of one directory in the other, and uses some of them.
 async fn costs(fs: &PosixFs, calls: &mut ThreadCounter) -> ([u64; 2], Vec<FileId>) {
     let (cx, mut path) = (cx(), vec![fs.info().root]);
     for at in 0..=DEPTHS[1] {
@@ -82,9 +82,9 @@ async fn costs(fs: &PosixFs, calls: &mut ThreadCounter) -> ([u64; 2], Vec<FileId
     }
     let mut costs = [0; 2];
     for (cost, depth) in costs.iter_mut().zip(DEPTHS) {
-        visit(fs, &cx, path[depth - 1], path[depth]).await;
+        use_directory(fs, &cx, path[depth - 1], path[depth]).await;
         let before = calls.count();
-        visit(fs, &cx, path[depth - 1], path[depth]).await;
+        use_directory(fs, &cx, path[depth - 1], path[depth]).await;
         *cost = calls.count() - before;
     }
     (costs, path)

@@ -5,7 +5,7 @@
 use dray_core::{DirPage, Entry, Identity, Op, Statfs};
 use dray_rpc::wire::{
     AuditCall, AuditHello, AuditReply, AuditWelcome, BatchHead, BatchReply, Call, CallHead,
-    Challenge, Change, FileDurableStamp, Hello, Input, NotifyHead, Proof, Recall, Refused,
+    Challenge, Change, FileDurableStamp, Hello, Input, NotifyHead, Proof, RecallMessage, Refused,
     ReplicaHello, ReplicaWelcome, ReplyHead, Stamp, Ticket, Welcome, Wire, get_durable_stamps,
     peek_kind, peek_tag, peek_unknown_op,
 };
@@ -41,7 +41,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let mut input = Input(bytes);
     if let Ok(head) = NotifyHead::get_message(&mut input)
-        && let Ok(recall) = Recall::get(head.tag, &mut input)
+        && let Ok(recall) = RecallMessage::get(head.tag, &mut input)
     {
         let mut out = Vec::new();
         recall.put_message(&mut out);

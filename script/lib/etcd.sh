@@ -1,4 +1,4 @@
-# Sourced: an etcd of one member on loopback, for servers that take over from each other. Whoever sources it
+# Sourced: an etcd of one member on loopback, for servers that take over from each other. A script that sources it
 # has installed etcd-server and python3, and ends $etcd_pid.
 
 # start_etcd DIR PORT: clients use the port, and the next one is its own. What definitions say is in $etcd_url.

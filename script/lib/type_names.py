@@ -9,12 +9,6 @@ import pathlib
 import re
 import sys
 
-# Names that two rooms share for now. A name leaves this list when one of its types has another.
-SHARED_FOR_NOW = {
-    "Broken", "ChangeNumber", "Input", "Key", "Progress", "Recall", "RecentChanges", "Ring", "Row",
-    "Step", "Ticket",
-}
-
 # What a module keeps behind its own lock, where the module says whose it is.
 PLAIN = {"State", "Inner", "Shared"}
 
@@ -28,11 +22,9 @@ def main():
             if found := TYPE.match(line):
                 places[found[1]].append(f"{source.relative_to(root)}:{at}")
     shared = {name for name, at in places.items() if len(at) > 1} - PLAIN
-    for name in sorted(shared - SHARED_FOR_NOW):
+    for name in sorted(shared):
         print(f"{name} is the name of several types: {', '.join(places[name])}")
-    for name in sorted(SHARED_FOR_NOW - shared):
-        print(f"{name} is the name of one type: it leaves the list in script/lib/type_names.py")
-    return int(shared != SHARED_FOR_NOW)
+    return int(bool(shared))
 
 
 sys.exit(main())

@@ -11,7 +11,7 @@ begin census
 store 1000
 mkdir -m 777 "$scratch/memory/export"
 
-# Halves of the failures, each the other way round over the other transport.
+# Two parts of the failures, each the other way round over the other transport.
 parts=(0 1)
 [ "$transport" = classic ] || parts=(1 0)
 

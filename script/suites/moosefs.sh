@@ -16,7 +16,7 @@ for number in 1 2; do mount_moosefs "below$number" || die "mfsmount does not sta
 moosefs_takes_data below1 || die "MooseFS takes no data"
 mkdir -m 777 "$scratch/below1/export"
 
-# Each server has a mount of its own, which clients are not told: the definition's path leads to it in a mount
+# Each server has a mount of its own, which clients do not learn of: the definition's path leads to it in a mount
 # namespace of the server's.
 define_two() {
     mkdir -p "$scratch/shared"

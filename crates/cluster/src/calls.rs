@@ -63,7 +63,7 @@ pub(crate) async fn take_orders(
 }
 
 async fn answer(reply: ReplySender, call: impl Future<Output = io::Result<()>>) {
-    let _ = reply.send(call.await.map(|()| ControlReply::Done)); // whoever asked may have gone
+    let _ = reply.send(call.await.map(|()| ControlReply::Done)); // the caller may have gone
 }
 
 /// What an error of etcd is to our callers.
@@ -173,7 +173,7 @@ impl Slice {
 
     async fn run(mut self, mut calls: mpsc::Receiver<Waiting<SliceCall>>) {
         while let Some((call, reply)) = calls.recv().await {
-            let _ = reply.send(self.carry_out(call).await); // whoever asked may have gone
+            let _ = reply.send(self.carry_out(call).await); // the caller may have gone
         }
     }
 
@@ -196,7 +196,7 @@ impl Slice {
         {
             let put = TxnOp::put(&*self.key, &*same.value, None);
             let txn = Txn::new().when([self.is_at(Some(asked_for))]).and_then([put]);
-            // Whoever was faster has given it another revision, too.
+            // A faster server has given it another revision, too.
             by_client(&self.shared, |client| async move { client.kv_client().txn(txn).await })
                 .await?;
             found = self.get().await?;

@@ -96,7 +96,7 @@ async fn run(shared: &Arc<ClusterShared>, orders: mpsc::Receiver<Order>) {
     shared.lease.give_up();
     let done = timeout(LEAVE_MAX, give_lease_back(shared)).await;
     let done = done.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-    let _ = reply.send(done.map(|()| ControlReply::Done)); // whoever asked may have gone
+    let _ = reply.send(done.map(|()| ControlReply::Done)); // the caller may have gone
 }
 
 async fn give_lease_back(shared: &ClusterShared) -> io::Result<()> {

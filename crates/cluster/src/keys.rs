@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_told_apart() {
+    fn keys_are_distinguished() {
         let keys = Keys::of("scratch");
         let server = ServerNumber(12);
         for (key, text, kind) in [

@@ -109,7 +109,7 @@ impl EtcdMembership {
     }
 
     /// Ends the lease here and in etcd, so that others need not wait for its end. This server must serve
-    /// nothing any more. Errors: etcd was not told; the lease ends by itself.
+    /// nothing any more. Errors: etcd did not hear of it; the lease ends by itself.
     pub async fn leave(&self) -> io::Result<()> {
         self.order(CallKind::Leave).await.and_then(ControlReply::done)
     }

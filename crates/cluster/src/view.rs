@@ -132,7 +132,7 @@ impl ClusterView {
         }
     }
 
-    /// A change of this server went well. What etcd has told since then is newer.
+    /// A change of this server went well. What etcd has reported since then is newer.
     pub(crate) fn changed(&mut self, name: &str, state: SliceState, revision: Revision) {
         if revision.0 > self.heard {
             self.put_slice(name, state, revision);

@@ -210,17 +210,17 @@ fn another_definition_counts_once_all_servers_of_the_former_one_are_gone() {
 fn a_process_takes_the_place_of_the_one_before_it_and_of_nobody_else() {
     with_etcd(|etcd| async move {
         let first = joined(&etcd, ZERO).await;
-        let stranger =
+        let other =
             EtcdOptions { holder: "elsewhere:/state".into(), ..options(&[&etcd.url()], ZERO) };
-        let stranger = EtcdMembership::start(stranger).unwrap();
-        let waits = || stranger.view().trouble.is_some_and(|why| why.contains("machine:/state/0"));
+        let other = EtcdMembership::start(other).unwrap();
+        let waits = || other.view().trouble.is_some_and(|why| why.contains("machine:/state/0"));
         until("it says for whom it waits", waits).await;
         let lease = first.lease();
         drop(first);
         let again = joined(&etcd, ZERO).await;
-        assert!(again.lease().holds() && !stranger.lease().holds());
+        assert!(again.lease().holds() && !other.lease().holds());
         drop(again);
-        timeout(EVER, stranger.joined()).await.unwrap().unwrap();
+        timeout(EVER, other.joined()).await.unwrap().unwrap();
         assert!(!lease.holds());
     });
 }

@@ -59,12 +59,13 @@ pub struct OpenTotals {
 }
 
 impl OpenTotals {
-    /// Counts a call that moved so many bytes. `whole`: it is no later part of a call that was
+    /// Counts a read, or another call that moved so many bytes into the file. `whole`: it is no later part of a call that was
     /// counted before.
     pub fn count(&self, op: Op, bytes: u64, whole: bool) {
-        let (sum, calls) = match op {
-            Op::Read => (&self.read_bytes, &self.reads),
-            _ => (&self.written_bytes, &self.writes),
+        let (sum, calls) = if op == Op::Read {
+            (&self.read_bytes, &self.reads)
+        } else {
+            (&self.written_bytes, &self.writes)
         };
         sum.fetch_add(bytes, Ordering::Relaxed);
         calls.fetch_add(u64::from(whole), Ordering::Relaxed);
@@ -122,7 +123,7 @@ impl Grant {
     pub const NONE: Grant = Grant(0);
 }
 
-/// The decision about a call that is told when it has ended.
+/// The decision about a call. It is notified when the call has ended.
 pub enum GrantedAdmit<'a> {
     /// The call goes on.
     Now(Grant),

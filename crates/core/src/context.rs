@@ -122,7 +122,7 @@ pub struct Context {
     pub via: Option<Via>,
     /// The client asks for things that it had before its server started anew. A share that has
     /// become smaller meanwhile does not keep them from the client.
-    pub claims: bool,
+    pub reclaims: bool,
     /// How metrics count this request.
     pub counted: Counted,
     /// The guards that the steps of a request keep until the last step has ended. None: the request
@@ -134,7 +134,7 @@ pub struct Context {
 
 /// The right to change something, which another server may get ("fencing" of a deposed primary).
 pub trait Fence: fmt::Debug + Send + Sync {
-    /// Whether the right holds now. Whoever waits before a change asks again after the wait.
+    /// Whether the right holds now. A call that waits before a change asks again after the wait.
     fn holds(&self) -> bool;
 }
 
@@ -171,7 +171,7 @@ impl Context {
             internal: false,
             address: ClientAddress::default(),
             via: None,
-            claims: false,
+            reclaims: false,
             counted: Counted::Whole,
             steps: None,
             fence: None,
@@ -222,7 +222,7 @@ impl Context {
 
     /// The client as a taker of shared resources.
     pub fn taker(&self) -> Taker {
-        Taker { holder: self.holder.0, address: self.address, claims: self.claims }
+        Taker { holder: self.holder.0, address: self.address, reclaims: self.reclaims }
     }
 
     /// The same for a call that a server makes by itself, on the way to what was asked of it.

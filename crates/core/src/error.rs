@@ -84,7 +84,7 @@ impl Error {
         self
     }
 
-    /// Says that the id was not met where it was used, or is not where it was met; to `ESTALE`. Whoever
+    /// Says that the id was not met where it was used, or is not where it was met; to `ESTALE`. A caller that
     /// knows a name of the file may say it ([`FileSystem::learn`](crate::FileSystem::learn)) and call again.
     pub fn unmet(mut self, unmet: bool) -> Error {
         self.unmet = unmet;

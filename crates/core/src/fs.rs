@@ -169,7 +169,7 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Space and inodes.
     fn statfs<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Statfs>>;
 
-    /// Brings to media whatever was changed before the call, by whomever (syncfs(2)).
+    /// Brings to media whatever any caller changed before the call (syncfs(2)).
     /// Errors: those of writing it, `EIO` above all.
     fn sync_all<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>>;
 

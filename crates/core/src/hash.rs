@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn both_halves_of_an_id_count() {
+    fn both_numbers_of_an_id_count() {
         let hash = IdHash::default();
         let id = |ino, generation| hash.hash_one(FileId { ino, generation });
         assert_ne!(id(1, 2), id(2, 1));

@@ -91,7 +91,7 @@ impl LockOwner {
 /// reused for another file, as far as the file system below can promise it.
 ///
 /// For a file system with own handles these are inode number and generation. For layouts over own
-/// disks these are the two halves of a 128-bit id of ours.
+/// disks these are the upper and lower part of a 128-bit id of ours.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId {
     /// Inode number (upper half of a 128-bit id).

@@ -75,4 +75,49 @@ ops! {
 impl Op {
     /// How many there are; the length of a table with one row an operation.
     pub const COUNT: usize = Op::ALL.len();
+
+    /// Whether it moves data of a file.
+    pub fn moves_data(self) -> bool {
+        match self {
+            Op::Read | Op::Write | Op::CopyRange | Op::Put => true,
+            Op::Lookup
+            | Op::Parent
+            | Op::Getattr
+            | Op::Setattr
+            | Op::Readlink
+            | Op::Make
+            | Op::Remove
+            | Op::Rename
+            | Op::Link
+            | Op::Open
+            | Op::Create
+            | Op::Tmpfile
+            | Op::Access
+            | Op::Statfs
+            | Op::Getxattr
+            | Op::Setxattr
+            | Op::Listxattr
+            | Op::Removexattr
+            | Op::Readdir
+            | Op::Flush
+            | Op::Sync
+            | Op::Allocate
+            | Op::Seek
+            | Op::Lock
+            | Op::TestLock
+            | Op::GetFlags
+            | Op::SetFlags
+            | Op::Close
+            | Op::SyncAll
+            | Op::Recover
+            | Op::Redo
+            | Op::Reopen
+            | Op::Declare
+            | Op::LookupOpen
+            | Op::GetXflags
+            | Op::SetXflags
+            | Op::OpenNamed
+            | Op::Learn => false,
+        }
+    }
 }

@@ -17,7 +17,7 @@ use crate::{ClientAddress, IdMap};
 /// All clients of one address may have so many for each that is left.
 const ADDRESS_PART: usize = 3;
 /// A share held before may be had again as long as one in so many stays free.
-const CLAIMS_LEAVE_PART: usize = 8;
+const RECLAIMS_LEAVE_PART: usize = 8;
 
 /// A limited resource, and what each client has of it.
 pub struct Shares {
@@ -50,7 +50,7 @@ pub struct Taker {
     /// The address that the taker comes from.
     pub address: ClientAddress,
     /// The taker had, before the server started anew, what it asks for.
-    pub claims: bool,
+    pub reclaims: bool,
 }
 
 /// Why the client cannot have one more.
@@ -136,7 +136,7 @@ impl State {
         let (held, free) = (self.held(taker.holder), limit.saturating_sub(self.used));
         // The shares that all had together fitted, in whatever order they come back. Nobody had
         // more than half.
-        if taker.claims && held < limit / 2 && free > limit / CLAIMS_LEAVE_PART {
+        if taker.reclaims && held < limit / 2 && free > limit / RECLAIMS_LEAVE_PART {
             return Ok(());
         }
         let of_origin = self.addresses.get(&taker.address.0).copied().unwrap_or(0);
@@ -186,7 +186,7 @@ mod tests {
     const LIMIT: usize = 1200;
 
     fn taker(holder: u64, address: u64) -> Taker {
-        Taker { holder, address: ClientAddress(address), claims: false }
+        Taker { holder, address: ClientAddress(address), reclaims: false }
     }
 
     /// The number that each of `takers` has once all have taken, by turns, all that they can get.
@@ -247,11 +247,11 @@ mod tests {
             let shares = Arc::new(Shares::new(LIMIT));
             let mut places = Vec::new();
             for (holder, count) in order.map(|index| had[index]) {
-                let again = Taker { claims: true, ..taker(holder, 1) };
+                let again = Taker { reclaims: true, ..taker(holder, 1) };
                 places.extend((0..count).map(|_| shares.take(again).unwrap()));
             }
             let (claimed, _more) =
-                greedy(&shares, &[1, 2, 3, 4].map(|who| Taker { claims: true, ..taker(who, 1) }));
+                greedy(&shares, &[1, 2, 3, 4].map(|who| Taker { reclaims: true, ..taker(who, 1) }));
             assert!(claimed.iter().all(|held| *held <= LIMIT / 2), "{claimed:?}");
             assert!(shares.used() <= LIMIT - LIMIT / 8, "{}", shares.used());
             assert!(shares.take(taker(5, 5)).is_ok());

@@ -509,8 +509,11 @@ pub struct SurveyArgs {
     #[arg(long, value_name = "SECONDS", default_value = "0.3", value_parser = parse_number)]
     #[arg(allow_negative_numbers = true)]
     pub seconds: f64,
-    /// Threads, each waiting for its answer before it asks again
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["1", "4"])]
+    /// Create, stat and unlink files instead of reading and writing one; in one directory, and in one of each thread
+    #[arg(long, conflicts_with = "block")]
+    pub metadata: bool,
+    /// Threads, each waiting for its answer before it asks again [default: 1,4; for metadata 1,4,16,64]
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
     #[arg(value_parser = parse_count, allow_negative_numbers = true)]
     pub threads: Vec<usize>,
     /// Block sizes, multiples of 4K up to 1M

@@ -9,7 +9,7 @@ use dray_core::Fut;
 use crate::{Connect, Connection};
 
 /// Connects to several servers in turn. Each connection begins with the server after the one that was
-/// tried last: whoever was refused there comes to another one when it tries again.
+/// tried last. So a client that was refused there comes to another one when it tries again.
 pub struct ConnectInTurn {
     servers: Vec<Arc<dyn Connect>>,
     next: AtomicUsize,

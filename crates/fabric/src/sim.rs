@@ -233,7 +233,7 @@ struct End {
     /// Nothing more gets on its way to this end.
     cut: bool,
     /// When it learns that the other end is gone.
-    told_at: Option<Instant>,
+    reported_at: Option<Instant>,
     /// This end is over: nothing is received or sent here any more.
     over: bool,
     waker: Option<Waker>,
@@ -257,7 +257,7 @@ impl End {
             frame.due = frame.due.max(until);
             last = frame.due;
         }
-        self.told_at = Some(last.max(until));
+        self.reported_at = Some(last.max(until));
         self.waker.take()
     }
 }
@@ -284,7 +284,7 @@ impl Link {
         let mut ends = self.lock();
         let other = &mut ends[1 - first];
         let (lost, woken) = match late {
-            _ if other.told_at.is_some() || other.over => (0, None),
+            _ if other.reported_at.is_some() || other.over => (0, None),
             None => other.end(),
             Some(late) => (0, other.delay(late)),
         };
@@ -402,7 +402,7 @@ impl SimConnection {
     /// The next frame when it is due; none once this end is over.
     async fn next(&self) -> Option<(Vec<u8>, Option<Buf>)> {
         let take = |end: &mut End| {
-            let late = end.told_at.is_some();
+            let late = end.reported_at.is_some();
             end.frames.pop_front().map(|frame| self.link.arrives(frame, self.side, late))
         };
         self.when_due(take).await.flatten()
@@ -418,7 +418,7 @@ impl SimConnection {
                 return Poll::Ready(None);
             }
             let due = end.frames.front().map(|frame| frame.due);
-            match due.or(end.told_at) {
+            match due.or(end.reported_at) {
                 Some(due) if due <= now() => {
                     end.over = end.frames.is_empty();
                     return Poll::Ready((!end.over).then(|| look(end)));

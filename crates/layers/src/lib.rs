@@ -3,7 +3,7 @@
 //! *Observers* look on: they may let a call wait or refuse it, and they learn how it ended.
 //! [`Observed`] puts an observer around any file system, and asks it there. [`observe_export`] is for
 //! a file system that a server serves: there the server asks, before a call waits for others.
-//! [`metrics`], [`faults`] and [`audit`] are observers. [`qos`] lets calls wait, and is told when they
+//! [`metrics`], [`faults`] and [`audit`] are observers. [`qos`] lets calls wait, and is notified when they
 //! have ended.
 //!
 //! *Transformers* carry out a call in their own way: [`placement`] makes one file system of several servers,

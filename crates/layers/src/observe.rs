@@ -42,7 +42,7 @@ pub trait Observer: Send + Sync + 'static {
     /// costs an allocation. [`Observer::done`] sees a call that is refused, too.
     fn admit<'a>(&'a self, cx: &'a Context, call: &'a ObservedCall<'a>) -> Admit<'a>;
 
-    /// Whether the observer wants to know at a close what was moved through the open file. It is then told
+    /// Whether the observer wants to know at a close what was moved through the open file. It is then notified
     /// of the end of files that are never closed, too. Asked once.
     fn counts_opens(&self) -> bool {
         false

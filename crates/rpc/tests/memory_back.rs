@@ -87,7 +87,7 @@ fn hostile_message(chance: &mut Chance, root: FileId, tag: u32) -> (Vec<u8>, Opt
 /// A hostile client, from its greeting until it leaves.
 async fn be_hostile(network: &Network, root: FileId, seed: u64) {
     let mut chance = Chance::new(seed);
-    let connection = network.connector_from("stranger", "s").connect().await.unwrap();
+    let connection = network.connector_from("peer", "s").connect().await.unwrap();
     let hears = connection.clone();
     dray_rt::spawn(async move { drop(hears.run(&mut Deaf).await) });
     let greeting = [hello("data").message(), NO_PROOF.message(), identity(0)];

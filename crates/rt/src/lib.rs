@@ -1,4 +1,4 @@
-//! The only door to clocks, randomness, threads, tasks and synchronisation.
+//! The only way to clocks, randomness, threads, tasks and synchronisation.
 //!
 //! A small executor for each thread, with three drivers under it. The first is epoll, which works
 //! everywhere. The second is io_uring, which also carries the commands of FUSE over io_uring, so

@@ -76,17 +76,17 @@ struct Wanted {
 }
 
 const SABOTAGES: [(&str, Sabotage); 31] = [
-    ("fence", Sabotage::Fence),
+    ("fence", Sabotage::ConnectionFence),
     ("locks", Sabotage::Locks),
     ("closes", Sabotage::Closes),
-    ("buffers", Sabotage::Buffers),
+    ("buffers", Sabotage::ReadBuffers),
     ("goodbyes", Sabotage::Goodbyes),
-    ("boot", Sabotage::Boot),
+    ("boot", Sabotage::PowerLossNotice),
     ("reclaim", Sabotage::Reclaim),
     ("cut-short-grants", Sabotage::CutShortGrants),
     ("open-ahead", Sabotage::OpenAhead),
     ("split-reads", Sabotage::SplitReads),
-    ("reads", Sabotage::Reads),
+    ("reads", Sabotage::RangeLocks),
     ("held-files", Sabotage::HeldFiles),
     ("replay", Sabotage::Replay),
     ("replay-order", Sabotage::ReplayOrder),
@@ -95,7 +95,7 @@ const SABOTAGES: [(&str, Sabotage); 31] = [
     ("last-sync", Sabotage::LastSync),
     ("notifications", Sabotage::Notifications),
     ("evictions", Sabotage::Evictions),
-    ("named", Sabotage::Named),
+    ("named", Sabotage::OpenByName),
     ("shipping", Sabotage::Shipping),
     ("serving-lease", Sabotage::ServingLease),
     ("epochs", Sabotage::Epochs),
@@ -118,7 +118,7 @@ fn sabotage(text: &str) -> Option<Sabotage> {
     match (name, op) {
         ("reply-cache", op) => Some(Sabotage::ReplyCache(op)),
         ("intents", op) => Some(Sabotage::Intents(op)),
-        ("forgotten", Some(op)) => Some(Sabotage::Forgotten(op)),
+        ("forgotten", Some(op)) => Some(Sabotage::DroppedChanges(op)),
         (name, None) => SABOTAGES.iter().find(|(known, _)| *known == name).map(|(_, what)| *what),
         _ => None,
     }

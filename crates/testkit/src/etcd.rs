@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Where Debian's package etcd-server has it, where a path does not lead to it.
 const PROGRAMS: [&str; 2] = ["etcd", "/usr/bin/etcd"];
-/// The first port. Those that the kernel gives to whoever asks for any begin at 32,768.
+/// The first port. Those that the kernel gives to programs that ask for any begin at 32,768.
 const PORT: u32 = 12_379;
 /// etcd should answer within this time, or it counts as failed.
 const START_MAX: Duration = Duration::from_secs(60);
@@ -48,7 +48,7 @@ impl Etcd {
         Some(etcd)
     }
 
-    /// What clients are told.
+    /// What clients connect to.
     pub fn url(&self) -> String {
         format!("http://{}:{}", self.address, self.port)
     }

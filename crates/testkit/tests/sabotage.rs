@@ -103,7 +103,7 @@ fn cuts_copies_and_puts_that_are_made_twice() {
 // proves: P108
 #[test]
 fn writes_that_are_answered_and_not_made() {
-    let forgotten = Sabotage::Forgotten(Op::Write);
+    let forgotten = Sabotage::DroppedChanges(Op::Write);
     found_out(forgotten, &[APPEND], "acknowledged and is lost");
     found_out(forgotten, &[REGISTER, WORDS], "no order");
     found_out(forgotten, &[COUNTER], "counted to");
@@ -113,9 +113,9 @@ fn writes_that_are_answered_and_not_made() {
 
 #[test]
 fn renames_and_removals_that_are_answered_and_not_made() {
-    found_out(Sabotage::Forgotten(Op::Rename), &[NAMES], "");
-    found_out(Sabotage::Forgotten(Op::Remove), &[NAMES], "");
-    found_out(Sabotage::Forgotten(Op::Remove), &[Run::Of(WorkloadKind::Deleted)], "is found");
+    found_out(Sabotage::DroppedChanges(Op::Rename), &[NAMES], "");
+    found_out(Sabotage::DroppedChanges(Op::Remove), &[NAMES], "");
+    found_out(Sabotage::DroppedChanges(Op::Remove), &[Run::Of(WorkloadKind::Deleted)], "is found");
 }
 
 const LEASED: [Run; 1] = [Run::Of(WorkloadKind::Leased)];
@@ -162,14 +162,14 @@ fn a_lock_that_two_have() {
 fn what_is_not_given_back() {
     for run in [APPEND, COUNTER, REGISTER, WORDS] {
         found_out(Sabotage::Closes, &[run], "are open");
-        found_out(Sabotage::Buffers, &[run], "bytes of buffers are out");
+        found_out(Sabotage::ReadBuffers, &[run], "bytes of buffers are out");
         found_out(Sabotage::Goodbyes, &[run], "sessions after every goodbye");
     }
 }
 
 #[test]
 fn connections_that_are_read_when_their_client_has_left_them() {
-    found_out(Sabotage::Fence, &[WORDS], "are open");
+    found_out(Sabotage::ConnectionFence, &[WORDS], "are open");
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn parts_of_reads_that_are_of_two_versions() {
 
 #[test]
 fn reads_that_see_half_of_a_write() {
-    found_out(Sabotage::Reads, &[REGISTER], "no order");
+    found_out(Sabotage::RangeLocks, &[REGISTER], "no order");
 }
 
 #[test]
@@ -195,20 +195,20 @@ fn what_was_cut_short_and_is_open_to_others() {
 }
 
 #[test]
-fn removed_files_that_are_not_kept_for_returning_clients() {
+fn removed_files_that_are_not_held_for_recovery() {
     found_out(Sabotage::HeldFiles, &[Run::Of(WorkloadKind::Deleted)], "while it is open");
 }
 
 #[test]
 fn a_loss_of_power_that_is_not_reported() {
-    found_out(Sabotage::Boot, &[Run::Power(PowerKind::Own)], "");
-    found_out(Sabotage::Boot, &POWER, "");
+    found_out(Sabotage::PowerLossNotice, &[Run::Power(PowerKind::Own)], "");
+    found_out(Sabotage::PowerLossNotice, &POWER, "");
 }
 
 #[test]
 fn syncs_that_are_answered_and_not_made() {
     let runs = [PowerKind::Own, PowerKind::Register].map(Run::Power);
-    found_out(Sabotage::Forgotten(Op::Sync), &runs, "");
+    found_out(Sabotage::DroppedChanges(Op::Sync), &runs, "");
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn what_is_sent_again_and_dropped_or_made_in_the_wrong_order() {
 // proves: P6
 #[test]
 fn what_is_opened_by_a_name_that_another_file_has() {
-    found_out(Sabotage::Named, &[Run::Of(WorkloadKind::Believed)], "had lost the name");
+    found_out(Sabotage::OpenByName, &[Run::Of(WorkloadKind::Believed)], "had lost the name");
 }
 
 #[test]

@@ -34,10 +34,10 @@ fn a_seed_is_one_run() {
     }
 }
 
-/// A lock that was given back, with the answer lost, was claimed again from the next server. The
+/// A lock that was given back, with the answer lost, was reclaimed from the next server. The
 /// client that had it by then lost it.
 #[test]
-fn what_was_given_back_is_not_claimed_again() {
+fn what_was_given_back_is_not_reclaimed() {
     for seed in [729, 10_697, 17_655] {
         run_of(WorkloadKind::Counter, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
     }

@@ -78,7 +78,8 @@ pub const UPGRADE: &str = "Examples:
 pub const SURVEY: &str = "Examples:
   dray survey /srv/home                     # at the server: what its disks can do
   dray survey /home                         # at a client: a mount
-  dray survey dray://node1/home --threads 1,8 --block 64K";
+  dray survey dray://node1/home --threads 1,8 --block 64K
+  dray survey /home --metadata              # how creates, stats and unlinks scale";
 
 pub const QOS_SET: &str = "Examples:
   # all jobs whose name begins with sim have 200 MiB a second in any case

@@ -6,7 +6,7 @@ use super::sources::LogSource;
 use crate::args::FollowArgs;
 use crate::audit::filter_of;
 use crate::audit::render::Format;
-use crate::audit::search::Progress;
+use crate::audit::search::ReadProgress;
 use crate::error::Failure;
 use crate::output;
 
@@ -22,7 +22,7 @@ pub fn run(args: &FollowArgs) -> Result<(), Failure> {
         begin: if args.once { Begin::Oldest } else { Begin::Next },
         once: args.once,
     };
-    print_all(&sources, &plan, args.log.json, &mut Progress::none())
+    print_all(&sources, &plan, args.log.json, &mut ReadProgress::none())
 }
 
 /// Prints what comes until it ends. Errors: servers were away to the end.
@@ -30,7 +30,7 @@ pub fn print_all(
     sources: &[LogSource],
     plan: &FeedPlan,
     is_json: bool,
-    progress: &mut Progress,
+    progress: &mut ReadProgress,
 ) -> Result<(), Failure> {
     let format = if is_json { Format::Json } else { Format::Text };
     let servers: Vec<Option<String>> = sources.iter().map(LogSource::server).collect();

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use dray_layers::audit::{
-    AuditFilter, AuditRecord, CONSUMERS_MAX, Consumer, LogReader, SegmentReader, Step,
+    AuditFilter, AuditRecord, CONSUMERS_MAX, Consumer, LogReader, ReadStep, SegmentReader,
 };
 
 use super::access::{
@@ -74,7 +74,7 @@ impl LocalLog {
 fn end_of(place: &LogPlace, first_index: u64) -> Result<(Option<u128>, u64), Failure> {
     for segment in place.segments()?.iter().rev() {
         let Ok(mut reader) = SegmentReader::open(&segment.path) else { continue };
-        while let Ok(Step::Batch(_)) = reader.step() {}
+        while let Ok(ReadStep::Batch(_)) = reader.step() {}
         return Ok((Some(reader.header.log), reader.next_index));
     }
     Ok((None, first_index))

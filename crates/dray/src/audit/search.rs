@@ -25,24 +25,24 @@ pub fn run(args: &SearchArgs) -> Result<(), Failure> {
     let sources = LogSource::all(&args.log)?;
     // What is written meanwhile is not waited for.
     let plan = FeedPlan { name: None, filter, from: None, begin: Begin::Oldest, once: true };
-    print_all(&sources, &plan, args.log.json, &mut Progress::new())
+    print_all(&sources, &plan, args.log.json, &mut ReadProgress::new())
 }
 
 /// How much of a log has been read, on a terminal.
-pub struct Progress {
+pub struct ReadProgress {
     shown: dray_rt::Instant,
     is_on: bool,
     is_there: bool,
 }
 
-impl Progress {
-    pub fn new() -> Progress {
-        Progress { is_on: std::io::stderr().is_terminal(), ..Progress::none() }
+impl ReadProgress {
+    pub fn new() -> ReadProgress {
+        ReadProgress { is_on: std::io::stderr().is_terminal(), ..ReadProgress::none() }
     }
 
     /// One that shows nothing.
-    pub fn none() -> Progress {
-        Progress { shown: dray_rt::now(), is_on: false, is_there: false }
+    pub fn none() -> ReadProgress {
+        ReadProgress { shown: dray_rt::now(), is_on: false, is_there: false }
     }
 
     /// So many bytes of so many have been read.

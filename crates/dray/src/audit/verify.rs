@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::access::{LogSummary, log_text};
 use super::consumers::with_server;
 use super::place::LogPlace;
-use super::search::Progress;
+use super::search::ReadProgress;
 use super::sources::{LogSource, for_each};
 use crate::args::{LogArgs, VerifyArgs};
 use crate::audit::time;
@@ -23,7 +23,7 @@ pub fn run(args: &VerifyArgs) -> Result<(), Failure> {
     }
     let place = LogPlace::find(&args.log.export, args.log.state.as_deref())?;
     let whole = place.segments()?.iter().map(|one| one.bytes).sum();
-    let mut progress = Progress::new();
+    let mut progress = ReadProgress::new();
     let begun = dray_rt::now();
     let found = verify(&place.dirs, anchor, |bytes| progress.show(bytes, whole));
     progress.clear();

@@ -203,7 +203,7 @@ impl Mount {
             caches: self.plan.consistency == Consistency::CloseToOpen,
             counts_on_one_user: self.believes() && !self.kernel_checks(),
             leases: match self.plan.leases {
-                // Whoever calls, the kernel checks, or all callers are one user.
+                // The kernel checks every caller, or all callers are one user.
                 true => LeaseWish::Yes { callers_are_checked: true },
                 false => LeaseWish::No,
             },

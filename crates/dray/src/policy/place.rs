@@ -1,5 +1,5 @@
-//! Files of an export as this machine sees them. No symbolic link is followed below the root: whoever
-//! may write there must not lead a policy elsewhere.
+//! Files of an export as this machine sees them. No symbolic link is followed below the root: a user
+//! who may write there must not lead a policy elsewhere.
 
 use std::ffi::CString;
 use std::fs::File;

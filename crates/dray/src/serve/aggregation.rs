@@ -127,8 +127,8 @@ fn report(export: &str, recovered: &Recovered) {
     }
     if !failed.is_empty() {
         log::error!(
-            "export `{export}`: pending data of {} files could not be written and are lost; whoever opens \
-             such a file again is told",
+            "export `{export}`: pending data of {} files could not be written and are lost; the next open of \
+             such a file reports the error",
             failed.len()
         );
     }

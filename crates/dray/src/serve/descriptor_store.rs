@@ -413,7 +413,7 @@ mod tests {
     /// The store took as many as it may have descriptors; then it could not hear the next server, and let
     /// go of all.
     #[test]
-    fn a_keeper_has_descriptors_left_for_the_next_server() {
+    fn a_descriptor_store_has_descriptors_left_for_the_next_server() {
         assert_eq!(held_max(20_000), HELD_MAX);
         assert_eq!(held_max(4096), 4096 - STORE_SPARE);
         assert_eq!(held_max(16), 0);

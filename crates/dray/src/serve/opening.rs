@@ -488,7 +488,7 @@ impl ExportOpener {
     }
 }
 
-/// The key of servers that have no place for a secret of their own. It is known to whoever knows the projection.
+/// The key of servers that have no place for a secret of their own. All who know the projection know it.
 fn key_of_all(uuid: FsUuid) -> u128 {
     uuid.0
 }

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_with_blocks_of_files_read_ahead_unless_told_otherwise() {
+    fn servers_with_blocks_of_files_read_ahead_unless_configured_otherwise() {
         for (layout, options, bytes) in [
             ("stripe", "", 64 << 20),
             ("stripe", "read_ahead = '0'", 0),

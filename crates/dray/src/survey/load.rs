@@ -44,6 +44,7 @@ pub struct SurveyLoad {
 }
 
 /// What came of it.
+#[derive(Default)]
 pub struct LoadResult {
     pub count: u64,
     pub elapsed: Duration,
@@ -54,6 +55,17 @@ pub struct LoadResult {
 pub type LoadError = Box<dyn std::error::Error + Send + Sync>;
 
 impl LoadResult {
+    /// With what one thread did.
+    pub(super) fn add(&mut self, tally: Tally) {
+        self.count += tally.count;
+        self.samples_ns.extend(tally.samples_ns);
+    }
+
+    /// All threads were added.
+    pub(super) fn settle(&mut self) {
+        self.samples_ns.sort_unstable();
+    }
+
     /// The latency that a share of the calls did not exceed, microseconds.
     pub fn quantile_us(&self, share: f64) -> f64 {
         let last = self.samples_ns.len().saturating_sub(1);
@@ -71,7 +83,7 @@ impl SurveyLoad {
         };
         // Everybody prepares, then all begin at once, and we note the time; when all have ended we
         // note it again. Only then is cleaned up, which is not part of it.
-        let mut gates = Gates::new(self.threads + 1);
+        let mut gates = Gates::of_phases(self.threads + 1, 1);
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..self.threads)
                 .map(|index| {
@@ -79,26 +91,23 @@ impl SurveyLoad {
                     scope.spawn(move || self.run_thread(place, index, gates))
                 })
                 .collect();
-            gates.pass(READY);
+            gates.pass(Gates::before(0));
             let (begin, cpu_before) = (Instant::now(), cpu::used(others));
-            gates.pass(END);
+            gates.pass(Gates::end(0));
             let (elapsed, cpu_after) = (begin.elapsed(), cpu::used(others));
             let cpu = cpu_after.saturating_sub(cpu_before);
-            let mut outcome = LoadResult { count: 0, elapsed, cpu, samples_ns: Vec::new() };
+            let mut outcome = LoadResult { elapsed, cpu, ..LoadResult::default() };
             let mut failed = Vec::new();
             for thread in threads {
                 match thread.join().map_err(|_| "a thread of the load died")? {
-                    Ok(tally) => {
-                        outcome.count += tally.count;
-                        outcome.samples_ns.extend(tally.samples_ns);
-                    }
+                    Ok(tally) => outcome.add(tally),
                     Err(error) => failed.push(error),
                 }
             }
             if let Some(error) = reportable_error(failed) {
                 return Err(error);
             }
-            outcome.samples_ns.sort_unstable();
+            outcome.settle();
             Ok(outcome)
         })
     }
@@ -137,12 +146,12 @@ impl SurveyLoad {
         gates: &mut Gates,
     ) -> Result<Tally, LoadError> {
         if self.work == LoadKind::Ping {
-            let mut tally = Tally::begin(gates, self.duration);
+            let mut tally = Tally::begin(gates, Gates::begin(0), self.duration);
             while tally.goes_on() {
                 fs.statfs(cx).await?;
                 tally.did_one();
             }
-            gates.pass(END);
+            gates.pass(Gates::end(0));
             return Ok(tally);
         }
         let name = file_name(index);
@@ -151,7 +160,7 @@ impl SurveyLoad {
         let as_name = dray_core::Name::new(name.as_bytes())?;
         let (_, file) = fs.create(cx, root, as_name, how).await?;
         let result = self.run_file(&*file, cx, gates).await;
-        gates.pass(END);
+        gates.pass(Gates::end(0));
         let closed = file.close(cx).await;
         let removed = fs.remove(cx, root, as_name, RemoveKind::File).await;
         let is_left = removed.is_err();
@@ -177,7 +186,7 @@ impl SurveyLoad {
         let block = filling.slice(0..self.block_bytes);
         let mut into = BufMut::heap(self.block_bytes);
         let mut offsets = Offsets::new(self.block_bytes);
-        let mut tally = Tally::begin(gates, self.duration);
+        let mut tally = Tally::begin(gates, Gates::begin(0), self.duration);
         while tally.goes_on() {
             let at = offsets.next();
             if self.work == LoadKind::Read {
@@ -197,7 +206,7 @@ impl SurveyLoad {
     fn run_path(&self, dir: &Path, index: usize, gates: &mut Gates) -> Result<Tally, LoadError> {
         let path = dir.join(file_name(index));
         let result = self.run_system_calls(&path, gates);
-        gates.pass(END);
+        gates.pass(Gates::end(0));
         let removed = std::fs::remove_file(&path);
         let tally = result?;
         removed?;
@@ -221,7 +230,7 @@ impl SurveyLoad {
         }
         let block = &mut memory[..self.block_bytes];
         let mut offsets = Offsets::new(self.block_bytes);
-        let mut tally = Tally::begin(gates, self.duration);
+        let mut tally = Tally::begin(gates, Gates::begin(0), self.duration);
         while tally.goes_on() {
             match self.work {
                 LoadKind::Read => file.read_exact_at(block, offsets.next())?,
@@ -234,11 +243,13 @@ impl SurveyLoad {
 }
 
 /// For calls of this process to a file system that it has itself.
-fn own_context() -> Context {
+pub(super) fn own_context() -> Context {
     Context::new(NodeId(0), RequestId(1), dray_client::own_identity(), Pid(std::process::id()))
 }
 
-fn block_on<T>(work: impl Future<Output = Result<T, LoadError>>) -> Result<T, LoadError> {
+pub(super) fn block_on<T>(
+    work: impl Future<Output = Result<T, LoadError>>,
+) -> Result<T, LoadError> {
     Executor::new(DriverKind::Epoll)?.block_on(work)
 }
 
@@ -247,7 +258,7 @@ fn file_name(index: usize) -> String {
 }
 
 /// How the names of all files begin.
-fn file_names() -> String {
+pub(super) fn file_names() -> String {
     format!(".dray-survey-{}-", std::process::id())
 }
 
@@ -267,31 +278,43 @@ impl fmt::Display for CleanupError {
 impl std::error::Error for CleanupError {}
 
 /// Of the errors of the threads: one that the user has to act on, else the first.
-fn reportable_error(mut failed: Vec<LoadError>) -> Option<LoadError> {
+pub(super) fn reportable_error(mut failed: Vec<LoadError>) -> Option<LoadError> {
     let left = failed.iter().position(|error| error.is::<CleanupError>()).unwrap_or(0);
     (!failed.is_empty()).then(|| failed.swap_remove(left))
 }
 
-/// How many gates are passed: by who has prepared, who begins, who has done its work.
-const READY: usize = 1;
-const BEGIN: usize = 2;
-const END: usize = 3;
-
-/// Gates that all threads of a load, and who started them, pass together. Who has failed passes
-/// them all when this is dropped: the others must not wait for it.
-struct Gates {
-    all: [Arc<Barrier>; END],
+/// Gates that all threads of a load, and who started them, pass together. They are for who has prepared, and
+/// for the begin and the end of each phase. Who has failed passes them all when this is dropped: the
+/// others must not wait for it.
+pub(super) struct Gates {
+    all: Vec<Arc<Barrier>>,
     passed: usize,
 }
 
 impl Gates {
-    fn new(threads: usize) -> Gates {
-        Gates { all: std::array::from_fn(|_| Arc::new(Barrier::new(threads))), passed: 0 }
+    pub(super) fn of_phases(threads: usize, phases: usize) -> Gates {
+        let all = (0..=2 * phases).map(|_| Arc::new(Barrier::new(threads))).collect();
+        Gates { all, passed: 0 }
+    }
+
+    /// So many gates are passed before a phase can begin.
+    pub(super) fn before(phase: usize) -> usize {
+        1 + 2 * phase
+    }
+
+    /// So many are passed when the phase begins.
+    pub(super) fn begin(phase: usize) -> usize {
+        2 + 2 * phase
+    }
+
+    /// So many are passed when all have done the work of the phase.
+    pub(super) fn end(phase: usize) -> usize {
+        3 + 2 * phase
     }
 
     /// Passes those that are left of the first `count`.
-    fn pass(&mut self, count: usize) {
-        while self.passed < count.min(END) {
+    pub(super) fn pass(&mut self, count: usize) {
+        while self.passed < count.min(self.all.len()) {
             self.all[self.passed].wait();
             self.passed += 1;
         }
@@ -307,12 +330,12 @@ impl Clone for Gates {
 
 impl Drop for Gates {
     fn drop(&mut self) {
-        self.pass(END);
+        self.pass(usize::MAX);
     }
 }
 
 /// Counts one thread's calls.
-struct Tally {
+pub(super) struct Tally {
     count: u64,
     samples_ns: Vec<u32>,
     last: Instant,
@@ -320,17 +343,18 @@ struct Tally {
 }
 
 impl Tally {
-    fn begin(gates: &mut Gates, duration: Duration) -> Tally {
-        gates.pass(BEGIN);
+    /// For a phase that begins when so many gates are passed.
+    pub(super) fn begin(gates: &mut Gates, begin: usize, duration: Duration) -> Tally {
+        gates.pass(begin);
         let now = Instant::now();
         Tally { count: 0, samples_ns: Vec::new(), last: now, end: now + duration }
     }
 
-    fn goes_on(&self) -> bool {
+    pub(super) fn goes_on(&self) -> bool {
         self.last < self.end && !crate::interrupt::came()
     }
 
-    fn did_one(&mut self) {
+    pub(super) fn did_one(&mut self) {
         let now = Instant::now();
         let nanos = u32::try_from((now - self.last).as_nanos()).unwrap_or(u32::MAX);
         if self.samples_ns.len() < SAMPLES_MAX {
@@ -426,7 +450,7 @@ mod tests {
         let fs: Arc<dyn FileSystem> = Arc::new(Observed::new(fs, Arc::new(Faults::new(plan))));
         let duration = Duration::from_millis(1);
         let load = SurveyLoad { work: LoadKind::Read, threads: 1, block_bytes: 4096, duration };
-        let mut gates = Gates::new(1);
+        let mut gates = Gates::of_phases(1, 1);
         let error = block_on(load.run_on(&*fs, &own_context(), 0, &mut gates));
         let error = error.err().unwrap().to_string();
         assert!(error.contains("EIO") && error.contains(&file_names()), "{error}");

@@ -4,6 +4,7 @@
 
 mod cpu;
 mod load;
+mod names;
 mod rig;
 mod table;
 
@@ -18,6 +19,7 @@ use dray_rt::{DriverKind, Executor};
 use serde_json::{Value, json};
 
 use self::load::{CleanupError, LoadResult, LoadTarget, SurveyLoad};
+use self::names::{Directories, NameLoad, NameWork};
 use self::rig::{Loopback, Scratch};
 use crate::args::SurveyArgs;
 use crate::error::{ErrorContext, Failure};
@@ -102,10 +104,19 @@ fn check(args: &SurveyArgs) -> Result<(), Failure> {
     if !(0.01..=SECONDS_MAX).contains(&args.seconds) {
         return Err(Failure::usage("--seconds is a number from 0.01 to 600"));
     }
-    if args.threads.iter().any(|threads| !(1..=THREADS_MAX).contains(threads)) {
+    if threads(args).iter().any(|threads| !(1..=THREADS_MAX).contains(threads)) {
         return Err(Failure::usage("--threads are numbers from 1 to 64"));
     }
     Ok(())
+}
+
+/// The numbers of threads to measure with.
+fn threads(args: &SurveyArgs) -> Vec<usize> {
+    match (&args.threads[..], args.metadata) {
+        ([], false) => vec![1, 4],
+        ([], true) => vec![1, 4, 16, 64],
+        (given, _) => given.to_vec(),
+    }
 }
 
 fn subject(target: &Path) -> Result<Subject, Failure> {
@@ -176,18 +187,18 @@ impl<'a> Survey<'a> {
         let processes = server.iter().map(|(pid, _)| *pid).collect();
         let full = LoadTarget::Remote(target.clone(), options, processes);
         self.pings("transport", &full)?;
-        self.blocks("null", loopback)?;
+        self.nothing(loopback)?;
         self.backend(server.as_ref().map(|(_, dir)| &**dir))?;
         self.note("full: without FUSE");
         if server.is_none() {
             self.note("transport, full: CPU without the server's, which this command cannot see");
         }
-        self.blocks("full", &full)
+        self.work("full", &full)
     }
 
     fn dir(&mut self, dir: &Path, loopback: &LoadTarget) -> Result<(), Failure> {
         self.pings("transport", loopback)?;
-        self.blocks("null", loopback)?;
+        self.nothing(loopback)?;
         self.backend(Some(dir))?;
         if !paths::is_root() {
             self.miss("full", NEEDS_ROOT);
@@ -200,7 +211,7 @@ impl<'a> Survey<'a> {
         let mounted = sandbox.mount("mount", "");
         let Some(at) = self.able("full", mounted)? else { return Ok(()) };
         let place = LoadTarget::Path(at, sandbox.processes());
-        self.blocks("full", &place)
+        self.work("full", &place)
     }
 
     fn mount(&mut self, at: &Path, dir: &Path, loopback: &LoadTarget) -> Result<(), Failure> {
@@ -208,7 +219,7 @@ impl<'a> Survey<'a> {
         let server = mount.as_ref().and_then(|(_, target)| status::served_here(target));
         let pids = [mount.map(|(pid, _)| pid), server.as_ref().map(|(pid, _)| *pid)];
         self.pings("transport", loopback)?;
-        self.blocks("null", loopback)?;
+        self.nothing(loopback)?;
         self.backend(server.as_ref().map(|(_, dir)| &**dir))?;
         if server.is_none() {
             self.note("full: CPU without the server's, which this command cannot see");
@@ -217,7 +228,7 @@ impl<'a> Survey<'a> {
         let Some(scratch) = self.able("full", scratch)? else { return Ok(()) };
         let place =
             LoadTarget::Path(scratch.path().to_owned(), pids.into_iter().flatten().collect());
-        self.blocks("full", &place)
+        self.work("full", &place)
     }
 
     /// The backend alone, if the directory that is served can be got at.
@@ -230,7 +241,7 @@ impl<'a> Survey<'a> {
         let Some(scratch) = self.able("backend", scratch)? else { return Ok(()) };
         let opened = open_backend(scratch.path());
         let Some(fs) = self.able("backend", opened)? else { return Ok(()) };
-        self.blocks("backend", &LoadTarget::Local(fs))
+        self.work("backend", &LoadTarget::Local(fs))
     }
 
     /// What a cut needs. None: it cannot be had, which is noted, and the other cuts are made all the
@@ -260,7 +271,7 @@ impl<'a> Survey<'a> {
     }
 
     fn pings(&mut self, cut: &str, place: &LoadTarget) -> Result<(), Failure> {
-        for &threads in &self.args.threads {
+        for threads in threads(self.args) {
             if !self.measure(cut, place, LoadKind::Ping, threads, 0)? {
                 break;
             }
@@ -268,10 +279,66 @@ impl<'a> Survey<'a> {
         Ok(())
     }
 
+    /// The cut through a server that does nothing. It has no names.
+    fn nothing(&mut self, loopback: &LoadTarget) -> Result<(), Failure> {
+        if self.args.metadata { Ok(()) } else { self.blocks("null", loopback) }
+    }
+
+    fn work(&mut self, cut: &str, place: &LoadTarget) -> Result<(), Failure> {
+        if self.args.metadata { self.names(cut, place) } else { self.blocks(cut, place) }
+    }
+
+    fn names(&mut self, cut: &str, place: &LoadTarget) -> Result<(), Failure> {
+        for directories in [Directories::One, Directories::Own] {
+            for threads in threads(self.args) {
+                if !self.measure_names(cut, place, threads, directories)? {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it could be measured, and the cut goes on.
+    fn measure_names(
+        &mut self,
+        cut: &str,
+        place: &LoadTarget,
+        threads: usize,
+        directories: Directories,
+    ) -> Result<bool, Failure> {
+        interrupt::check()?;
+        self.done += 1;
+        let (number, dirs) = (self.done, directories.name());
+        progress(&format!("{number:3}  {cut}: names, {threads} threads, {dirs} directory"));
+        let duration = Duration::from_secs_f64(self.args.seconds);
+        let load = NameLoad { threads, directories, duration };
+        let outcome = load.run(place).map_err(|error| {
+            let advice = advice(errno_of(&error));
+            Failure::new(format!("names: {error}{advice}"))
+        });
+        let Some(outcomes) = self.able(cut, outcome)? else { return Ok(false) };
+        for (work, outcome) in NameWork::ALL.into_iter().zip(outcomes) {
+            let mut row = row(cut, work.name(), (threads, 0), &outcome);
+            row["directories"] = dirs.into();
+            self.keep(row, &outcome)?;
+        }
+        Ok(true)
+    }
+
+    fn keep(&mut self, row: Value, outcome: &LoadResult) -> Result<(), Failure> {
+        self.few |= outcome.count < CALLS_MIN;
+        if self.args.json {
+            output::print_json(&row)?;
+        }
+        self.rows.push(row);
+        Ok(())
+    }
+
     fn blocks(&mut self, cut: &str, place: &LoadTarget) -> Result<(), Failure> {
         for work in [LoadKind::Read, LoadKind::Write] {
             for block in &self.args.block {
-                for &threads in &self.args.threads {
+                for threads in threads(self.args) {
                     if !self.measure(cut, place, work, threads, block.0)? {
                         return Ok(());
                     }
@@ -301,12 +368,7 @@ impl<'a> Survey<'a> {
             Failure::new(format!("{name}: {error}{advice}"))
         });
         let Some(outcome) = self.able(cut, outcome)? else { return Ok(false) };
-        self.few |= outcome.count < CALLS_MIN;
-        let row = row(cut, &load, &outcome);
-        if self.args.json {
-            output::print_json(&row)?;
-        }
-        self.rows.push(row);
+        self.keep(row(cut, name, (threads, block_bytes), &outcome), &outcome)?;
         Ok(true)
     }
 
@@ -352,17 +414,17 @@ fn advice(errno: Option<i32>) -> &'static str {
     }
 }
 
-fn row(cut: &str, load: &SurveyLoad, outcome: &LoadResult) -> Value {
+fn row(cut: &str, op: &str, (threads, block_bytes): (usize, usize), outcome: &LoadResult) -> Value {
     let round = |number: f64| (number * 100.0).round() / 100.0;
     let per_s = outcome.count as f64 / outcome.elapsed.as_secs_f64().max(1e-9);
     let cpu_us = outcome.cpu.as_secs_f64() * 1e6 / outcome.count.max(1) as f64;
     json!({
         "cut": cut,
-        "op": load.work.name(),
-        "threads": load.threads,
-        "block_bytes": load.block_bytes,
+        "op": op,
+        "threads": threads,
+        "block_bytes": block_bytes,
         "per_s": round(per_s),
-        "mib_per_s": round(per_s * load.block_bytes as f64 / f64::from(1 << 20)),
+        "mib_per_s": round(per_s * block_bytes as f64 / f64::from(1 << 20)),
         "p50_us": round(outcome.quantile_us(0.5)),
         "p99_us": round(outcome.quantile_us(0.99)),
         "cpu_us_per_op": round(cpu_us),

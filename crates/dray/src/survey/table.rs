@@ -7,7 +7,7 @@ use serde_json::Value;
 /// Makes a table with one line for each measurement.
 pub fn render(rows: &[Value]) -> String {
     let mut out = format!(
-        "{:<9} {:<5} {:>7} {:>7} {:>8} {:>7} {:>9} {:>9} {:>9}\n",
+        "{:<9} {:<6} {:>7} {:>7} {:>8} {:>7} {:>9} {:>9} {:>9}\n",
         "CUT", "OP", "THREADS", "BLOCK", "PER S", "MIB/S", "P50 US", "P99 US", "CPU US/OP"
     );
     for row in rows {
@@ -15,11 +15,11 @@ pub fn render(rows: &[Value]) -> String {
         // Writing to a string cannot fail.
         let _ = writeln!(
             out,
-            "{:<9} {:<5} {:>7} {:>7} {:>8.0} {:>7.0} {:>9.1} {:>9.1} {:>9.1}",
+            "{:<9} {:<6} {:>7} {:>7} {:>8.0} {:>7.0} {:>9.1} {:>9.1} {:>9.1}",
             row["cut"].as_str().unwrap_or_default(),
             row["op"].as_str().unwrap_or_default(),
             number("threads"),
-            block(number("block_bytes")),
+            row["directories"].as_str().map_or_else(|| block(number("block_bytes")), dirs),
             number("per_s"),
             number("mib_per_s"),
             number("p50_us"),
@@ -28,6 +28,10 @@ pub fn render(rows: &[Value]) -> String {
         );
     }
     out
+}
+
+fn dirs(which: &str) -> String {
+    format!("{which} dir")
 }
 
 fn block(bytes: f64) -> String {

@@ -1,6 +1,6 @@
 //! `dray fsck`: whether names and objects belong together.
 //!
-//! A missing object cannot be told from a hole, so that files that lack one which they could have are
+//! A missing object cannot be distinguished from a hole, so that files that lack one which they could have are
 //! counted and no more.
 
 use std::collections::HashMap;

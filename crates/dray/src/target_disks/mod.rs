@@ -96,13 +96,13 @@ impl TargetDisks {
     /// Everything below the directory of names, a directory before what is in it.
     fn walk_names(
         &self,
-        mut visit: impl FnMut(&Path, &Metadata) -> Result<(), Failure>,
+        mut inspect: impl FnMut(&Path, &Metadata) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let mut dirs = VecDeque::from([self.names()]);
         while let Some(dir) = dirs.pop_front() {
             for entry in listed(&dir)? {
                 let seen = fs::symlink_metadata(&entry).doing(|| shown(&entry))?;
-                visit(&entry, &seen)?;
+                inspect(&entry, &seen)?;
                 if seen.is_dir() {
                     dirs.push_back(entry);
                 }

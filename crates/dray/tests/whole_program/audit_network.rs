@@ -185,7 +185,7 @@ fn a_follower_goes_on_with_the_servers_that_are_there() {
 
 // proves: P207
 #[test]
-fn an_audit_is_not_open_to_whoever_has_no_right_to_it() {
+fn an_audit_is_not_open_to_users_without_a_right_to_it() {
     if common::skipped() {
         return;
     }

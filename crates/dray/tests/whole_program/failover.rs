@@ -9,7 +9,7 @@ use crate::common::{LEAVE_OTHERS_MOUNTS, Rig, wait_for};
 use dray_testkit::etcd::Etcd;
 use serde_json::Value;
 
-/// What nobody may stand still for longer than, whoever dies.
+/// The longest pause of an application when any process dies.
 const FAILOVER_MAX: Duration = Duration::from_secs(5);
 
 /// A lease, and what etcd and the survivors need behind it.
@@ -234,7 +234,7 @@ fn a_server_that_is_drained_serves_nothing_and_no_application_notices() {
     check_load(&other, &rounds);
 }
 
-/// Nothing is under way while a projection is quiesced, whoever dies meanwhile. Then everything goes on.
+/// Nothing is under way while a projection is quiesced, whichever process dies meanwhile. Then everything goes on.
 // proves: P202
 #[test]
 fn a_projection_that_is_quiesced_rests_until_it_is_resumed() {

@@ -447,7 +447,7 @@ fn who_has_unmounted_is_gone_at_the_server() {
 /// The descriptor store had the signals of its server blocked: a machine that went down waited
 /// until it was killed.
 #[test]
-fn the_keeper_of_deleted_files_ends_when_it_is_asked_to() {
+fn the_descriptor_store_ends_when_it_is_asked_to() {
     let dir = tempfile::tempdir().unwrap();
     let mut keeper = Command::new(env!("CARGO_BIN_EXE_dray"));
     keeper.arg("keep-files").arg(dir.path());
@@ -471,7 +471,7 @@ fn the_keeper_of_deleted_files_ends_when_it_is_asked_to() {
 /// deleted files.
 // proves: P89
 #[test]
-fn of_two_keepers_of_one_server_the_first_stays_to_be_found() {
+fn of_two_descriptor_stores_of_one_server_the_first_stays_to_be_found() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("keeper.sock");
     let start = || {
@@ -498,7 +498,7 @@ fn of_two_keepers_of_one_server_the_first_stays_to_be_found() {
 /// of the server.
 // proves: P89
 #[test]
-fn a_keeper_leaves_the_socket_of_the_one_in_the_place_of_its_directory() {
+fn a_descriptor_store_leaves_the_socket_of_the_one_in_the_place_of_its_directory() {
     let dir = tempfile::tempdir().unwrap();
     let (state, path) = (dir.path().join("state"), dir.path().join("state/keeper.sock"));
     let start = || {

@@ -249,7 +249,7 @@ fn locks_outlive_the_server_and_stay_exclusive() {
 /// As after a loss of power: another boot, and nothing is left of the journal.
 // proves: P106
 #[test]
-fn locks_are_claimed_again_from_a_machine_that_lost_everything() {
+fn locks_are_reclaimed_from_a_machine_that_lost_everything() {
     if common::skipped() {
         return;
     }

@@ -46,6 +46,34 @@ fn a_survey_has_four_cuts_where_the_server_is_on_this_machine() {
     rig.umount(&at);
 }
 
+/// How operations on names scale, of a directory, a mount and a target.
+#[test]
+fn a_survey_of_metadata_creates_looks_and_unlinks() {
+    if common::skipped() {
+        return;
+    }
+    let (mut rig, at) = Rig::mounted("");
+    let (dir, target) = (rig.path("export"), rig.target());
+    for what in [dir.to_str().unwrap(), at.to_str().unwrap(), &target] {
+        let args =
+            ["survey", what, "--metadata", "--seconds", "0.02", "--threads", "1,3", "--json"];
+        let lines = rig.demand(&args);
+        let rows: Vec<Value> = lines.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+        for cut in ["backend", "full"] {
+            let of_cut = rows.iter().filter(|row| row["cut"] == cut);
+            let seen: BTreeSet<String> = of_cut
+                .inspect(|row| assert!(row["per_s"].as_f64() > Some(0.0), "{what}: {row}"))
+                .map(|row| format!("{} {} {}", row["op"], row["threads"], row["directories"]))
+                .collect();
+            assert_eq!(seen.len(), 3 * 2 * 2, "{what} {cut}: {seen:?}");
+        }
+    }
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 0, "what was made is removed");
+    let refused = rig.run(&["survey", dir.to_str().unwrap(), "--metadata", "--block", "4K"]);
+    assert!(!refused.status.success());
+    rig.umount(&at);
+}
+
 /// With few calls `null` can look slower than `full`, and nothing said that it is chance.
 #[test]
 fn a_survey_of_few_calls_says_so() {

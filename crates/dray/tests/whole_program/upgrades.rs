@@ -78,10 +78,10 @@ fn refuses(socket: &Path) -> UnixListener {
     let errno = libc::EPROTONOSUPPORT as u16;
     let refusal = Refused { errno, message, definition: String::new() }.refusal();
     std::thread::spawn(move || {
-        for mut guest in theirs.incoming().map_while(Result::ok) {
-            let _ = guest.read(&mut [0; 1024]); // its hello, or it has gone
+        for mut client in theirs.incoming().map_while(Result::ok) {
+            let _ = client.read(&mut [0; 1024]); // its hello, or it has gone
             let lengths = [refusal.len() as u32, 0, 0].map(u32::to_le_bytes).concat();
-            let _ = guest.write_all(&[&b"dray"[..], &lengths, &refusal].concat());
+            let _ = client.write_all(&[&b"dray"[..], &lengths, &refusal].concat());
         }
     });
     listener

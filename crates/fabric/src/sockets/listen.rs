@@ -226,9 +226,9 @@ mod tests {
         std::fs::create_dir(&dir).unwrap();
         let path = dir.join("socket");
         let name = unix_name(&path).unwrap();
-        let standing = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
-        standing.bind(&name).unwrap();
-        standing.listen(1).unwrap();
+        let listener = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        listener.bind(&name).unwrap();
+        listener.listen(1).unwrap();
         let mut crowd = Vec::new();
         loop {
             let socket = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();

@@ -8,7 +8,7 @@ use dray_core::{
 
 use crate::front::Worker;
 use crate::proto::abi::fattr;
-use crate::proto::{Operation, SetattrArgs, reply};
+use crate::proto::{AttributeOperation, SetattrArgs, reply};
 use crate::state::changes::ChangeNumber;
 use crate::transport::KernelAnswer;
 
@@ -17,11 +17,11 @@ impl Worker {
         &self,
         cx: &Context,
         node: u64,
-        op: &Operation<'_>,
+        op: &AttributeOperation,
     ) -> Result<KernelAnswer> {
         let asked = self.asked();
         match *op {
-            Operation::Getattr { fh } => {
+            AttributeOperation::Getattr { fh } => {
                 let mut attr = self.believable(node, self.getattr(cx, node, fh).await?)?;
                 let believed = self.attributes_validity(&attr, node, asked);
                 // Only read(2) and lseek(2) name the file (`fuse_update_attributes` in fs/fuse/dir.c).
@@ -31,15 +31,15 @@ impl Worker {
                 };
                 Ok(KernelAnswer::Small(reply::attr(&attr, believed)))
             }
-            Operation::Statx { fh, .. } => {
+            AttributeOperation::Statx { fh, .. } => {
                 let attr = self.believable(node, self.getattr(cx, node, fh).await?)?;
                 let believed = self.attributes_validity(&attr, node, asked);
                 Ok(KernelAnswer::Small(reply::statx(&attr, believed)))
             }
-            Operation::Setattr(ref args) if self.undoes_a_write(cx, node, args).await => {
+            AttributeOperation::Setattr(ref args) if self.undoes_a_write(cx, node, args).await => {
                 Err(Errno::EAGAIN.into())
             }
-            Operation::Setattr(ref args) => {
+            AttributeOperation::Setattr(ref args) => {
                 let set = changes(args);
                 let attr = match args.valid & fattr::FH {
                     0 => self.fs.setattr(cx, self.id(node)?, set).await?,
@@ -47,11 +47,10 @@ impl Worker {
                 };
                 Ok(self.attr_answer(&self.believable(node, attr)?, node, asked))
             }
-            Operation::Access { mask } => {
+            AttributeOperation::Access { mask } => {
                 self.fs.access(cx, self.id(node)?, Access(mask & 7)).await?;
                 Ok(KernelAnswer::Empty)
             }
-            _ => Err(Errno::EIO.into()),
         }
     }
 

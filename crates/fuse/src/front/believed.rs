@@ -45,7 +45,7 @@ impl Worker {
         how: OpenHow,
     ) -> Result<Arc<dyn OpenFile>> {
         let (nodes, stale_retries) = (&self.shared.nodes, &self.shared.stale_retries);
-        let caller = self.who_was_sent_back(cx.pid).await;
+        let caller = self.retry_caller(cx.pid).await;
         let caller = caller.unwrap_or(RetryCaller { thread: cx.pid, call: None });
         let mut opening = RetriedOpen { caller, file: id, request: cx.origin.request };
         let named = self.shared.mode.names_may_change() && node != ROOT_NODE;
@@ -77,7 +77,7 @@ impl Worker {
 
     /// What else is ESTALE within open(2) sends it back as well. Its rights to a file that others
     /// have removed are looked at first, where the kernel does not know them any more.
-    pub(super) async fn note_sent_back(&self, cx: &Context, error: &Error) {
+    pub(super) async fn note_stale_retry(&self, cx: &Context, error: &Error) {
         let stale = error.errno() == Errno::ESTALE && self.shared.mode.names_may_change();
         if !stale || cx.pid == Pid(0) || self.shared.stale_retries.knows(cx.pid, cx.origin.request)
         {
@@ -95,7 +95,7 @@ impl Worker {
     }
 
     /// The caller, if that is a thread that was answered with ESTALE.
-    pub(super) async fn who_was_sent_back(&self, thread: Pid) -> Option<RetryCaller> {
+    pub(super) async fn retry_caller(&self, thread: Pid) -> Option<RetryCaller> {
         if !self.shared.stale_retries.remembers(thread) {
             return None;
         }

@@ -36,7 +36,7 @@ enum Names {
 }
 
 impl CacheMode {
-    /// `names_expire`: the kernel can be told that a name's time is over.
+    /// `names_expire`: the kernel can be notified that a name's time is over.
     pub(crate) fn of(options: &Options, names_expire: bool) -> CacheMode {
         let Options { attr_validity, entry_validity, negative_validity, .. } = *options;
         let (entry, attr, absence, pages, names) = match options.consistency {
@@ -166,7 +166,7 @@ mod tests {
 
     /// A recall of a name waits for no longer than the kernel believes it.
     #[test]
-    fn leased_names_are_believed_for_a_while_and_only_where_the_kernel_can_be_told() {
+    fn leased_names_are_believed_for_a_while_and_only_where_the_kernel_can_be_notified() {
         let options = Options { leases: true, ..Options::default() };
         let long = Some(Ttl::of(Duration::from_secs(5)));
         for (names_expire, names) in [(true, NAME_VALIDITY_MAX.as_secs()), (false, 0)] {

@@ -2,7 +2,10 @@
 
 use crate::front::Worker;
 use crate::proto::abi::{fattr, init};
-use crate::proto::{CopyArgs, Operation, Request};
+use crate::proto::{
+    AttributeOperation, CopyArgs, FileOperation, NameOperation, OpenOperation, Operation, Request,
+    XattrOperation,
+};
 
 impl Worker {
     /// Notes what a request has changed, however it went, before it is answered. Nothing is read ahead
@@ -16,26 +19,55 @@ impl Worker {
             return;
         }
         let node = request.head.node;
-        let changed = match request.op {
-            Operation::Symlink { .. }
-            | Operation::Mknod { .. }
-            | Operation::Mkdir { .. }
-            | Operation::Unlink { .. }
-            | Operation::Rmdir { .. }
-            | Operation::Create { .. }
-            | Operation::Setattr(_)
-            | Operation::Setxattr { .. }
-            | Operation::Removexattr { .. }
-            | Operation::Write { .. }
-            | Operation::Fallocate { .. }
-            | Operation::Ioctl { .. } => [Some(node), None],
-            Operation::Open { flags, .. } if flags as i32 & libc::O_TRUNC != 0 => {
-                [Some(node), None]
-            }
-            Operation::Rename { to_dir, .. } => [Some(node), Some(to_dir)],
-            Operation::Link { node: file, .. } => [Some(node), Some(file)],
-            Operation::CopyFileRange(CopyArgs { node_out, .. }) => [Some(node_out), None],
-            _ => return,
+        let changed = match &request.op {
+            Operation::Names(operation) => match operation {
+                NameOperation::Symlink { .. }
+                | NameOperation::Mknod { .. }
+                | NameOperation::Mkdir { .. }
+                | NameOperation::Unlink { .. }
+                | NameOperation::Rmdir { .. } => [Some(node), None],
+                NameOperation::Rename { to_dir, .. } => [Some(node), Some(*to_dir)],
+                NameOperation::Link { node: file, .. } => [Some(node), Some(*file)],
+                NameOperation::Lookup { .. } | NameOperation::Readlink => return,
+            },
+            Operation::Opens(operation) => match operation {
+                OpenOperation::Create { .. } => [Some(node), None],
+                OpenOperation::Open { flags, .. } if truncates(*flags) => [Some(node), None],
+                OpenOperation::Open { .. }
+                | OpenOperation::Tmpfile { .. }
+                | OpenOperation::Opendir { .. } => return,
+            },
+            Operation::Attributes(operation) => match operation {
+                AttributeOperation::Setattr(_) => [Some(node), None],
+                AttributeOperation::Getattr { .. }
+                | AttributeOperation::Statx { .. }
+                | AttributeOperation::Access { .. } => return,
+            },
+            Operation::Xattrs(operation) => match operation {
+                XattrOperation::Setxattr { .. } | XattrOperation::Removexattr { .. } => {
+                    [Some(node), None]
+                }
+                XattrOperation::Getxattr { .. } | XattrOperation::Listxattr { .. } => return,
+            },
+            Operation::Files(operation) => match operation {
+                FileOperation::Fallocate { .. } => [Some(node), None],
+                FileOperation::CopyFileRange(CopyArgs { node_out, .. }) => [Some(*node_out), None],
+                FileOperation::Fsync { .. }
+                | FileOperation::Fsyncdir { .. }
+                | FileOperation::Lseek { .. } => return,
+            },
+            Operation::Write(_) | Operation::Ioctl { .. } => [Some(node), None],
+            Operation::LookupSelf
+            | Operation::LookupParent
+            | Operation::Session(_)
+            | Operation::Read { .. }
+            | Operation::Flush { .. }
+            | Operation::Release { .. }
+            | Operation::Releasedir { .. }
+            | Operation::Readdir { .. }
+            | Operation::Getlk(_)
+            | Operation::Setlk { .. }
+            | Operation::Statfs => return,
         };
         for node in changed.into_iter().flatten() {
             if let Ok(id) = self.id(node) {
@@ -45,14 +77,48 @@ impl Worker {
     }
 }
 
+fn truncates(flags: u32) -> bool {
+    flags as i32 & libc::O_TRUNC != 0
+}
+
 /// The file whose data a request may have changed.
 fn changed_data(request: &Request<'_>) -> Option<u64> {
     let node = request.head.node;
     match &request.op {
-        Operation::Write { .. } | Operation::Fallocate { .. } => Some(node),
-        Operation::Setattr(args) => (args.valid & fattr::SIZE != 0).then_some(node),
-        Operation::Open { flags, .. } => (*flags as i32 & libc::O_TRUNC != 0).then_some(node),
-        Operation::CopyFileRange(CopyArgs { node_out, .. }) => Some(*node_out),
-        _ => None,
+        Operation::Write(_) => Some(node),
+        Operation::Files(operation) => match operation {
+            FileOperation::Fallocate { .. } => Some(node),
+            FileOperation::CopyFileRange(CopyArgs { node_out, .. }) => Some(*node_out),
+            FileOperation::Fsync { .. }
+            | FileOperation::Fsyncdir { .. }
+            | FileOperation::Lseek { .. } => None,
+        },
+        Operation::Attributes(operation) => match operation {
+            AttributeOperation::Setattr(args) => (args.valid & fattr::SIZE != 0).then_some(node),
+            AttributeOperation::Getattr { .. }
+            | AttributeOperation::Statx { .. }
+            | AttributeOperation::Access { .. } => None,
+        },
+        Operation::Opens(operation) => match operation {
+            OpenOperation::Open { flags, .. } => truncates(*flags).then_some(node),
+            // The node of a file that is created, and was there, is found with the answer.
+            OpenOperation::Create { .. }
+            | OpenOperation::Tmpfile { .. }
+            | OpenOperation::Opendir { .. } => None,
+        },
+        Operation::Names(_)
+        | Operation::LookupSelf
+        | Operation::LookupParent
+        | Operation::Xattrs(_)
+        | Operation::Session(_)
+        | Operation::Read { .. }
+        | Operation::Flush { .. }
+        | Operation::Release { .. }
+        | Operation::Releasedir { .. }
+        | Operation::Readdir { .. }
+        | Operation::Getlk(_)
+        | Operation::Setlk { .. }
+        | Operation::Statfs
+        | Operation::Ioctl { .. } => None,
     }
 }

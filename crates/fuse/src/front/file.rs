@@ -8,7 +8,7 @@ use crate::front::{Worker, invalid};
 use crate::notify::inval_inode;
 use crate::proto::abi::{self, FSYNC_FDATASYNC};
 use crate::proto::wire::Small;
-use crate::proto::{CopyArgs, Operation};
+use crate::proto::{CopyArgs, FileOperation, WriteArgs};
 use crate::transport::{KernelAnswer, KernelMessage};
 
 /// Most bytes of one copy whose answer has room for 32 bits.
@@ -43,12 +43,9 @@ impl Worker {
         &self,
         cx: &Context,
         node: u64,
-        op: &Operation<'_>,
+        WriteArgs { fh, at, size, write_flags, flags }: WriteArgs,
         message: &KernelMessage,
     ) -> Result<KernelAnswer> {
-        let Operation::Write { fh, at, size, write_flags, flags } = *op else {
-            return Err(Errno::EIO.into());
-        };
         let file = self.file(cx, fh).await?;
         let from_cache = write_flags & abi::WRITE_CACHE != 0;
         if from_cache && self.handle(fh)?.note_mapped() {
@@ -69,19 +66,21 @@ impl Worker {
         Ok(KernelAnswer::Small(Small::new().u32(written.min(size as usize) as u32).u32(0)))
     }
 
-    pub(crate) async fn file_misc(
+    /// What an open file is asked beside reads and writes.
+    pub(crate) async fn file_operation(
         &self,
         cx: &Context,
         node: u64,
-        op: &Operation<'_>,
+        op: &FileOperation,
     ) -> Result<KernelAnswer> {
         match *op {
-            Operation::Fsync { fh, fsync_flags } | Operation::Fsyncdir { fh, fsync_flags } => {
+            FileOperation::Fsync { fh, fsync_flags }
+            | FileOperation::Fsyncdir { fh, fsync_flags } => {
                 let data_only = fsync_flags & FSYNC_FDATASYNC != 0;
                 self.file(cx, fh).await?.sync(cx, data_only).await?;
                 Ok(KernelAnswer::Empty)
             }
-            Operation::Fallocate { fh, at, len_bytes, mode } => {
+            FileOperation::Fallocate { fh, at, len_bytes, mode } => {
                 let what = Allocate { flags: mode as i32, at, len_bytes };
                 let allocated = self.file(cx, fh).await?.allocate(cx, what).await;
                 if allocated.is_err() {
@@ -91,7 +90,7 @@ impl Worker {
                 }
                 allocated.map(|()| KernelAnswer::Empty)
             }
-            Operation::Lseek { fh, at, whence } => {
+            FileOperation::Lseek { fh, at, whence } => {
                 let what = match whence as i32 {
                     libc::SEEK_DATA => Seek::Data,
                     libc::SEEK_HOLE => Seek::Hole,
@@ -100,8 +99,7 @@ impl Worker {
                 let found = self.file(cx, fh).await?.seek(cx, at, what).await?;
                 Ok(KernelAnswer::Small(Small::new().u64(found)))
             }
-            Operation::CopyFileRange(ref args) => self.copy(cx, args).await,
-            _ => Err(Errno::EIO.into()),
+            FileOperation::CopyFileRange(ref args) => self.copy(cx, args).await,
         }
     }
 

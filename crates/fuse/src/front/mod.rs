@@ -8,10 +8,10 @@ pub(crate) mod cache_mode;
 mod changes;
 pub(crate) mod dirs;
 mod file;
+mod ioctl;
 mod leased;
 mod leased_pages;
 mod locks;
-mod misc;
 mod names;
 mod open;
 pub(crate) mod removed;
@@ -25,7 +25,9 @@ use dray_core::{
 };
 
 use crate::proto::abi::UNIQUE_RESEND;
-use crate::proto::{Operation, Request, forgets};
+use crate::proto::{
+    NameOperation, OpenOperation, Operation, Request, SessionOperation, forgets, reply,
+};
 use crate::state::handles::OpenHandle;
 use crate::transport::{KernelAnswer, KernelMessage, kernel_error};
 use crate::worker::caller::sees_callers;
@@ -74,7 +76,7 @@ impl Worker {
             Err(error) => Some(self.answer_to(&request, error)),
         };
         if let Some(error) = &failure {
-            self.note_sent_back(&cx, error).await;
+            self.note_stale_retry(&cx, error).await;
         }
         self.note_changes(&request);
         let signalled = cx.check().is_err();
@@ -95,18 +97,20 @@ impl Worker {
         &self,
         request: &Request<'_>,
     ) -> Option<std::result::Result<KernelAnswer, i32>> {
-        match request.op {
-            Operation::Forget { lookups } => self.forget(request.head.node, lookups),
-            Operation::BatchForget { list, .. } => {
+        let Operation::Session(operation) = request.op else { return None };
+        match operation {
+            SessionOperation::Forget { lookups } => self.forget(request.head.node, lookups),
+            SessionOperation::BatchForget { list, .. } => {
                 forgets(list).for_each(|(node, lookups)| self.forget(node, lookups));
             }
-            Operation::Interrupt { unique } => self.heed(self.shared.flights.interrupt(unique)),
+            SessionOperation::Interrupt { unique } => {
+                self.heed(self.shared.flights.interrupt(unique));
+            }
             // The server is not asked for operations that it does not serve. The kernel is to
             // remember that and not ask again.
-            Operation::Other => return Some(Err(-libc::ENOSYS)),
-            Operation::Init => return Some(Err(-libc::EIO)), // done long ago
-            Operation::Destroy => return Some(Ok(KernelAnswer::Empty)),
-            _ => return None,
+            SessionOperation::Other => return Some(Err(-libc::ENOSYS)),
+            SessionOperation::Init => return Some(Err(-libc::EIO)), // done long ago
+            SessionOperation::Destroy => return Some(Ok(KernelAnswer::Empty)),
         }
         Some(Ok(KernelAnswer::Nothing))
     }
@@ -135,10 +139,12 @@ impl Worker {
         message: &KernelMessage,
     ) -> Result<KernelAnswer> {
         let node = request.head.node;
-        if let Operation::Mknod { umask, .. }
-        | Operation::Mkdir { umask, .. }
-        | Operation::Create { umask, .. }
-        | Operation::Tmpfile { umask, .. } = request.op
+        if let Operation::Names(
+            NameOperation::Mknod { umask, .. } | NameOperation::Mkdir { umask, .. },
+        )
+        | Operation::Opens(
+            OpenOperation::Create { umask, .. } | OpenOperation::Tmpfile { umask, .. },
+        ) = request.op
         {
             cx.umask = umask & 0o777;
         }
@@ -147,22 +153,11 @@ impl Worker {
             Operation::Read { fh, at, size } => {
                 self.read(cx, (node, fh), (at, size), message).await
             }
-            Operation::Write { .. } => self.write(cx, node, &request.op, message).await,
+            Operation::Write(args) => self.write(cx, node, args, message).await,
             Operation::LookupSelf => self.lookup_self(cx, node).await,
             Operation::LookupParent => self.lookup_parent(cx, node).await,
-            Operation::Lookup { .. }
-            | Operation::Readlink
-            | Operation::Symlink { .. }
-            | Operation::Mknod { .. }
-            | Operation::Mkdir { .. }
-            | Operation::Unlink { .. }
-            | Operation::Rmdir { .. }
-            | Operation::Rename { .. }
-            | Operation::Link { .. } => self.naming(cx, node, &request.op).await,
-            Operation::Open { .. }
-            | Operation::Create { .. }
-            | Operation::Tmpfile { .. }
-            | Operation::Opendir { .. } => self.opening(cx, node, &request.op).await,
+            Operation::Names(ref operation) => self.naming(cx, node, operation).await,
+            Operation::Opens(ref operation) => self.opening(cx, node, operation).await,
             Operation::Flush { fh, owner } => self.flush(cx, node, fh, owner).await,
             Operation::Release { fh, .. } | Operation::Releasedir { fh } => {
                 self.release(cx, node, fh).await
@@ -170,17 +165,16 @@ impl Worker {
             Operation::Readdir { fh, at, size, plus } => {
                 self.readdir(cx, fh, at, size as usize, plus).await
             }
-            Operation::Getattr { .. }
-            | Operation::Setattr(_)
-            | Operation::Statx { .. }
-            | Operation::Access { .. } => self.attributes(cx, node, &request.op).await,
-            Operation::Getxattr { .. }
-            | Operation::Setxattr { .. }
-            | Operation::Listxattr { .. }
-            | Operation::Removexattr { .. } => self.xattrs(cx, node, &request.op).await,
+            Operation::Attributes(ref operation) => self.attributes(cx, node, operation).await,
+            Operation::Xattrs(ref operation) => self.xattrs(cx, node, operation).await,
+            Operation::Files(ref operation) => self.file_operation(cx, node, operation).await,
             Operation::Getlk(lock) => self.test_lock(cx, lock).await,
             Operation::Setlk { lock, wait } => self.lock(cx, node, lock, wait).await,
-            _ => self.misc(cx, node, &request.op).await,
+            Operation::Statfs => Ok(KernelAnswer::Small(reply::statfs(&self.fs.statfs(cx).await?))),
+            Operation::Ioctl { fh, cmd, data, out_size } => {
+                self.ioctl(cx, (fh, cmd), (data, out_size)).await
+            }
+            Operation::Session(_) => Err(Errno::EIO.into()), // answered before
         }
     }
 

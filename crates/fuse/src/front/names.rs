@@ -7,7 +7,7 @@ use dray_core::{
 
 use crate::front::leased::Answered;
 use crate::front::{Worker, invalid};
-use crate::proto::Operation;
+use crate::proto::NameOperation;
 use crate::proto::reply;
 use crate::proto::wire::Small;
 use crate::state::changes::ChangeNumber;
@@ -20,26 +20,26 @@ impl Worker {
         &self,
         cx: &Context,
         node: u64,
-        op: &Operation<'_>,
+        op: &NameOperation<'_>,
     ) -> Result<KernelAnswer> {
         let id = self.id(node)?;
         let asked = self.asked();
         match *op {
-            Operation::Lookup { name } => self.lookup(cx, (node, id), name).await,
-            Operation::Readlink => Ok(KernelAnswer::Bytes(self.fs.readlink(cx, id).await?)),
-            Operation::Symlink { name, target } => {
+            NameOperation::Lookup { name } => self.lookup(cx, (node, id), name).await,
+            NameOperation::Readlink => Ok(KernelAnswer::Bytes(self.fs.readlink(cx, id).await?)),
+            NameOperation::Symlink { name, target } => {
                 self.make(cx, (id, name), Make::Symlink { target }, asked).await
             }
-            Operation::Mknod { name, mode, rdev, .. } => {
+            NameOperation::Mknod { name, mode, rdev, .. } => {
                 self.make(cx, (id, name), Make::Node { mode, rdev }, asked).await
             }
-            Operation::Mkdir { name, mode, .. } => {
+            NameOperation::Mkdir { name, mode, .. } => {
                 let entry = self.fs.make(cx, id, name, Make::Directory { mode }).await?;
                 self.directory_answer(&entry, (node, id, name), asked, || false)
             }
-            Operation::Unlink { name } => self.remove(cx, id, name, RemoveKind::File).await,
-            Operation::Rmdir { name } => self.remove(cx, id, name, RemoveKind::Directory).await,
-            Operation::Rename { name, to_dir, to_name, flags } => {
+            NameOperation::Unlink { name } => self.remove(cx, id, name, RemoveKind::File).await,
+            NameOperation::Rmdir { name } => self.remove(cx, id, name, RemoveKind::Directory).await,
+            NameOperation::Rename { name, to_dir, to_name, flags } => {
                 let how = match flags {
                     0 => RenameHow::Replace,
                     libc::RENAME_NOREPLACE => RenameHow::NoReplace,
@@ -51,11 +51,10 @@ impl Worker {
                 self.shared.nodes.renamed((node, name), (to_dir, to_name), how);
                 Ok(KernelAnswer::Empty)
             }
-            Operation::Link { node, name } => {
+            NameOperation::Link { node, name } => {
                 let entry = self.fs.link(cx, self.id(node)?, id, name).await?;
                 self.entry_answer(&entry, (id, name), asked)
             }
-            _ => Err(Errno::EIO.into()),
         }
     }
 
@@ -67,7 +66,7 @@ impl Worker {
     ) -> Result<KernelAnswer> {
         let asked = self.asked();
         let found = self.fs.lookup(cx, dir, name).await;
-        if let Some(caller) = self.who_was_sent_back(cx.pid).await {
+        if let Some(caller) = self.retry_caller(cx.pid).await {
             self.shared.stale_retries.finds(caller, found.as_ref().ok().map(|entry| entry.id));
         }
         match found {

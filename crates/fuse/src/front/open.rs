@@ -10,7 +10,7 @@ use dray_core::{
 
 use crate::front::Worker;
 use crate::notify::inval_inode;
-use crate::proto::Operation;
+use crate::proto::OpenOperation;
 use crate::proto::abi::{self, fopen, init};
 use crate::proto::reply;
 use crate::proto::wire::Small;
@@ -47,13 +47,13 @@ impl Worker {
         &self,
         cx: &Context,
         node: u64,
-        op: &Operation<'_>,
+        op: &OpenOperation<'_>,
     ) -> Result<KernelAnswer> {
         let id = self.id(node)?;
         let asked = self.shared.capabilities.asked();
         let before = self.shared.changes.now();
         match *op {
-            Operation::Open { flags, open_flags } => {
+            OpenOperation::Open { flags, open_flags } => {
                 let how = self.how(flags, open_flags);
                 let file = self.open_believed(cx, (node, id), how).await?;
                 let (kernel, dropping) =
@@ -61,7 +61,7 @@ impl Worker {
                 let kernel = (kernel | self.past_the_cache(how.flags), dropping);
                 self.open_answer(cx, Small::new(), file, how.flags, kernel)
             }
-            Operation::Opendir { flags } => {
+            OpenOperation::Opendir { flags } => {
                 let how = self.how(flags | libc::O_DIRECTORY as u32, 0);
                 let how = OpenHow { with_attr: false, ..how };
                 let file = self.open_believed(cx, (node, id), how).await?;
@@ -72,7 +72,7 @@ impl Worker {
                 };
                 self.open_answer(cx, Small::new(), file, how.flags, (kernel, None))
             }
-            Operation::Create { name, flags, mode, open_flags, .. } => {
+            OpenOperation::Create { name, flags, mode, open_flags, .. } => {
                 let how = self.create_how(flags, mode, open_flags);
                 let caller = RetryCaller { thread: cx.pid, call: None };
                 self.shared.stale_retries.comes(RetriedOpen {
@@ -83,13 +83,12 @@ impl Worker {
                 let made = self.fs.create(cx, id, name, how).await?;
                 self.created(cx, made, Some((id, name)), how, (asked, before))
             }
-            Operation::Tmpfile { flags, mode, open_flags, .. } => {
+            OpenOperation::Tmpfile { flags, mode, open_flags, .. } => {
                 let mut how = self.create_how(flags, mode, open_flags);
                 how.open.flags &= !libc::O_TMPFILE; // which has O_DIRECTORY in it
                 let made = self.fs.tmpfile(cx, id, how).await?;
                 self.created(cx, made, None, how, (asked, before))
             }
-            _ => Err(Errno::EIO.into()),
         }
     }
 

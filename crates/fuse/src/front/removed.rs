@@ -14,7 +14,7 @@ use dray_core::{Errno, Error, FileId, Pid};
 use dray_rt::{Instant, now};
 
 use crate::front::Worker;
-use crate::proto::{Operation, Request};
+use crate::proto::{NameOperation, OpenOperation, Operation, Request};
 use crate::worker::caller::{CallingSyscall, call_of};
 
 /// How long it is remembered that a thread found a directory gone: the kernel comes back at once.
@@ -63,7 +63,7 @@ impl Worker {
         if error.errno() != Errno::ESTALE || !names(&request.op) || pid == Pid(0) {
             return error;
         }
-        let looks = matches!(request.op, Operation::Lookup { .. });
+        let looks = matches!(request.op, Operation::Names(NameOperation::Lookup { .. }));
         if looks
             && matches!(call_of(pid), CallingSyscall::Waits(call) if MAKING.contains(&call.number))
         {
@@ -79,19 +79,28 @@ impl Worker {
 /// Whether the operation is about names in a directory. (A file that is to have a further one and has
 /// lost its last is ENOENT on Linux, too.)
 fn names(op: &Operation<'_>) -> bool {
-    matches!(
-        op,
-        Operation::Lookup { .. }
-            | Operation::Symlink { .. }
-            | Operation::Mknod { .. }
-            | Operation::Mkdir { .. }
-            | Operation::Unlink { .. }
-            | Operation::Rmdir { .. }
-            | Operation::Rename { .. }
-            | Operation::Link { .. }
-            | Operation::Create { .. }
-            | Operation::Tmpfile { .. }
-    )
+    match op {
+        Operation::Names(operation) => !matches!(operation, NameOperation::Readlink),
+        Operation::Opens(operation) => {
+            matches!(operation, OpenOperation::Create { .. } | OpenOperation::Tmpfile { .. })
+        }
+        Operation::LookupSelf
+        | Operation::LookupParent
+        | Operation::Attributes(_)
+        | Operation::Xattrs(_)
+        | Operation::Files(_)
+        | Operation::Session(_)
+        | Operation::Read { .. }
+        | Operation::Write(_)
+        | Operation::Flush { .. }
+        | Operation::Release { .. }
+        | Operation::Releasedir { .. }
+        | Operation::Readdir { .. }
+        | Operation::Getlk(_)
+        | Operation::Setlk { .. }
+        | Operation::Statfs
+        | Operation::Ioctl { .. } => false,
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use dray_core::{Context, Errno, Error, FileId, Result, XattrSet};
 
 use crate::front::{Worker, invalid};
 use crate::mount::{entry_reclaim, wake};
-use crate::proto::Operation;
+use crate::proto::XattrOperation;
 use crate::proto::wire::Small;
 use crate::state::capabilities;
 use crate::transport::KernelAnswer;
@@ -16,23 +16,23 @@ impl Worker {
         &self,
         cx: &Context,
         node: u64,
-        op: &Operation<'_>,
+        op: &XattrOperation<'_>,
     ) -> Result<KernelAnswer> {
         let id = self.id(node)?;
         match *op {
-            Operation::Getxattr { name, .. }
+            XattrOperation::Getxattr { name, .. }
                 if [wake::ATTRIBUTE, entry_reclaim::ATTRIBUTE].contains(&name) =>
             {
                 Err(Errno::ENODATA.into())
             }
-            Operation::Getxattr { name, size } if name == capabilities::NAME => {
+            XattrOperation::Getxattr { name, size } if name == capabilities::NAME => {
                 self.get_capability(cx, node, size).await
             }
-            Operation::Getxattr { name, size } => {
+            XattrOperation::Getxattr { name, size } => {
                 sized(self.fs.getxattr(cx, id, name).await?, size)
             }
-            Operation::Listxattr { size } => sized(self.fs.listxattr(cx, id).await?, size),
-            Operation::Setxattr { name, value, flags } => {
+            XattrOperation::Listxattr { size } => sized(self.fs.listxattr(cx, id).await?, size),
+            XattrOperation::Setxattr { name, value, flags } => {
                 const BOTH: i32 = libc::XATTR_CREATE | libc::XATTR_REPLACE;
                 let how = match flags as i32 {
                     0 => XattrSet::Any,
@@ -51,16 +51,15 @@ impl Worker {
                 }
                 set.map(|()| KernelAnswer::Empty)
             }
-            Operation::Removexattr { name }
+            XattrOperation::Removexattr { name }
                 if name == capabilities::NAME && gives_away(cx).await =>
             {
                 Ok(KernelAnswer::Empty)
             }
-            Operation::Removexattr { name } => {
+            XattrOperation::Removexattr { name } => {
                 self.fs.removexattr(cx, id, name).await?;
                 Ok(KernelAnswer::Empty)
             }
-            _ => Err(Errno::EIO.into()),
         }
     }
 

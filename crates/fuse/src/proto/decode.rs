@@ -8,7 +8,10 @@
 use dray_core::{Errno, Error, Gid, Name, Pid, Result, Timestamp, Uid};
 
 use super::abi::{self, op};
-use super::request::{CopyArgs, Head, LockArgs, Operation, Request, SetattrArgs};
+use super::request::{
+    AttributeOperation, CopyArgs, FileOperation, Head, LockArgs, NameOperation, OpenOperation,
+    Operation, Request, SessionOperation, SetattrArgs, WriteArgs, XattrOperation,
+};
 use super::wire::FieldReader;
 
 /// Decodes one message of /dev/fuse. Errors: `EIO` for one that is cut short or
@@ -76,35 +79,49 @@ fn decode_naming<'a>(
         op::LOOKUP => match payload.string().ok_or_else(short)? {
             b"." => Operation::LookupSelf,
             b".." => Operation::LookupParent,
-            name => Operation::Lookup { name: Name::new(name)? },
+            name => Operation::Names(NameOperation::Lookup { name: Name::new(name)? }),
         },
-        op::UNLINK => Operation::Unlink { name: name(&mut payload)? },
-        op::RMDIR => Operation::Rmdir { name: name(&mut payload)? },
+        op::UNLINK => Operation::Names(NameOperation::Unlink { name: name(&mut payload)? }),
+        op::RMDIR => Operation::Names(NameOperation::Rmdir { name: name(&mut payload)? }),
         op::SYMLINK => {
             let name = name(&mut payload)?;
-            Operation::Symlink { name, target: payload.string().ok_or_else(short)? }
+            Operation::Names(NameOperation::Symlink {
+                name,
+                target: payload.string().ok_or_else(short)?,
+            })
         }
         op::MKNOD => {
             let (mode, rdev, umask) = (arg()?, arg()?, arg()?);
-            Operation::Mknod { name: name(&mut payload)?, mode, rdev, umask }
+            Operation::Names(NameOperation::Mknod { name: name(&mut payload)?, mode, rdev, umask })
         }
         op::MKDIR => {
             let (mode, umask) = (arg()?, arg()?);
-            Operation::Mkdir { name: name(&mut payload)?, mode, umask }
+            Operation::Names(NameOperation::Mkdir { name: name(&mut payload)?, mode, umask })
         }
         op::CREATE => {
             let (flags, mode, umask, open_flags) = (arg()?, arg()?, arg()?, arg()?);
-            Operation::Create { name: name(&mut payload)?, flags, mode, umask, open_flags }
+            Operation::Opens(OpenOperation::Create {
+                name: name(&mut payload)?,
+                flags,
+                mode,
+                umask,
+                open_flags,
+            })
         }
         op::LINK => {
             let node = args.u64().ok_or_else(short)?;
-            Operation::Link { node, name: name(&mut payload)? }
+            Operation::Names(NameOperation::Link { node, name: name(&mut payload)? })
         }
         _ => {
             let to_dir = args.u64().ok_or_else(short)?;
             let flags = if opcode == op::RENAME2 { args.u32().ok_or_else(short)? } else { 0 };
             let from = name(&mut payload)?;
-            Operation::Rename { name: from, to_dir, to_name: name(&mut payload)?, flags }
+            Operation::Names(NameOperation::Rename {
+                name: from,
+                to_dir,
+                to_name: name(&mut payload)?,
+                flags,
+            })
         }
     })
 }
@@ -118,19 +135,21 @@ fn decode_other<'a>(
     Some(match opcode {
         op::READ | op::READDIR | op::READDIRPLUS => decode_read(opcode, a)?,
         op::WRITE => decode_write(a, payload.0.len())?,
-        op::GETATTR => Operation::Getattr { fh: decode_getattr(a)? },
+        op::GETATTR => {
+            Operation::Attributes(AttributeOperation::Getattr { fh: decode_getattr(a)? })
+        }
         op::STATX => {
             let fh = decode_getattr(a)?;
             let (_, mask) = (a.u32()?, a.u32()?);
-            Operation::Statx { fh, mask }
+            Operation::Attributes(AttributeOperation::Statx { fh, mask })
         }
-        op::SETATTR => Operation::Setattr(decode_setattr(a)?),
-        op::OPEN => Operation::Open { flags: a.u32()?, open_flags: a.u32()? },
+        op::SETATTR => Operation::Attributes(AttributeOperation::Setattr(decode_setattr(a)?)),
+        op::OPEN => Operation::Opens(OpenOperation::Open { flags: a.u32()?, open_flags: a.u32()? }),
         op::TMPFILE => {
             let (flags, mode, umask) = (a.u32()?, a.u32()?, a.u32()?);
-            Operation::Tmpfile { flags, mode, umask, open_flags: a.u32()? }
+            Operation::Opens(OpenOperation::Tmpfile { flags, mode, umask, open_flags: a.u32()? })
         }
-        op::OPENDIR => Operation::Opendir { flags: a.u32()? },
+        op::OPENDIR => Operation::Opens(OpenOperation::Opendir { flags: a.u32()? }),
         op::RELEASE => {
             let (fh, _, release_flags) = (a.u64()?, a.u32()?, a.u32()?);
             Operation::Release { fh, release_flags, owner: a.u64()? }
@@ -140,31 +159,39 @@ fn decode_other<'a>(
             let (fh, _) = (a.u64()?, a.u64()?);
             Operation::Flush { fh, owner: a.u64()? }
         }
-        op::FSYNC => Operation::Fsync { fh: a.u64()?, fsync_flags: a.u32()? },
-        op::FSYNCDIR => Operation::Fsyncdir { fh: a.u64()?, fsync_flags: a.u32()? },
+        op::FSYNC => Operation::Files(FileOperation::Fsync { fh: a.u64()?, fsync_flags: a.u32()? }),
+        op::FSYNCDIR => {
+            Operation::Files(FileOperation::Fsyncdir { fh: a.u64()?, fsync_flags: a.u32()? })
+        }
         op::SETXATTR | op::GETXATTR | op::LISTXATTR | op::REMOVEXATTR => {
             decode_xattr(opcode, a, &mut payload)?
         }
         op::GETLK => Operation::Getlk(decode_lock(a)?),
         op::SETLK => Operation::Setlk { lock: decode_lock(a)?, wait: false },
         op::SETLKW => Operation::Setlk { lock: decode_lock(a)?, wait: true },
-        op::ACCESS => Operation::Access { mask: a.u32()? },
-        op::FORGET => Operation::Forget { lookups: a.u64()? },
+        op::ACCESS => Operation::Attributes(AttributeOperation::Access { mask: a.u32()? }),
+        op::FORGET => Operation::Session(SessionOperation::Forget { lookups: a.u64()? }),
         op::BATCH_FORGET => decode_forgets(a, &mut payload)?,
-        op::INTERRUPT => Operation::Interrupt { unique: a.u64()? },
+        op::INTERRUPT => Operation::Session(SessionOperation::Interrupt { unique: a.u64()? }),
         op::IOCTL => decode_ioctl(a, &mut payload)?,
         op::FALLOCATE => {
             let (fh, at, len_bytes) = (a.u64()?, a.u64()?, a.u64()?);
-            Operation::Fallocate { fh, at, len_bytes, mode: a.u32()? }
+            Operation::Files(FileOperation::Fallocate { fh, at, len_bytes, mode: a.u32()? })
         }
-        op::LSEEK => Operation::Lseek { fh: a.u64()?, at: a.u64()?, whence: a.u32()? },
-        op::COPY_FILE_RANGE => Operation::CopyFileRange(decode_copy(a, false)?),
-        op::COPY_FILE_RANGE_64 => Operation::CopyFileRange(decode_copy(a, true)?),
-        op::READLINK => Operation::Readlink,
+        op::LSEEK => {
+            Operation::Files(FileOperation::Lseek { fh: a.u64()?, at: a.u64()?, whence: a.u32()? })
+        }
+        op::COPY_FILE_RANGE => {
+            Operation::Files(FileOperation::CopyFileRange(decode_copy(a, false)?))
+        }
+        op::COPY_FILE_RANGE_64 => {
+            Operation::Files(FileOperation::CopyFileRange(decode_copy(a, true)?))
+        }
+        op::READLINK => Operation::Names(NameOperation::Readlink),
         op::STATFS => Operation::Statfs,
-        op::INIT => Operation::Init,
-        op::DESTROY => Operation::Destroy,
-        _ => Operation::Other,
+        op::INIT => Operation::Session(SessionOperation::Init),
+        op::DESTROY => Operation::Session(SessionOperation::Destroy),
+        _ => Operation::Session(SessionOperation::Other),
     })
 }
 
@@ -174,7 +201,7 @@ fn decode_forgets<'a>(
 ) -> Option<Operation<'a>> {
     let count = args.u32()?;
     let list = payload.bytes((count as usize).checked_mul(16)?)?;
-    Some(Operation::BatchForget { count, list })
+    Some(Operation::Session(SessionOperation::BatchForget { count, list }))
 }
 
 fn decode_ioctl<'a>(
@@ -197,7 +224,13 @@ fn decode_read<'a>(opcode: u32, args: &mut FieldReader<'a>) -> Option<Operation<
 fn decode_write<'a>(args: &mut FieldReader<'a>, data_bytes: usize) -> Option<Operation<'a>> {
     let (fh, at, size) = (args.u64()?, args.u64()?, args.u32()?);
     let (write_flags, _owner, flags) = (args.u32()?, args.u64()?, args.u32()?);
-    (size as usize == data_bytes).then_some(Operation::Write { fh, at, size, write_flags, flags })
+    (size as usize == data_bytes).then_some(Operation::Write(WriteArgs {
+        fh,
+        at,
+        size,
+        write_flags,
+        flags,
+    }))
 }
 
 /// The open file that attributes are asked of, if it is one.
@@ -215,11 +248,18 @@ fn decode_xattr<'a>(
         op::SETXATTR => {
             let (size, flags) = (args.u32()?, args.u32()?);
             let name = payload.string()?;
-            Operation::Setxattr { name, value: payload.bytes(size as usize)?, flags }
+            Operation::Xattrs(XattrOperation::Setxattr {
+                name,
+                value: payload.bytes(size as usize)?,
+                flags,
+            })
         }
-        op::GETXATTR => Operation::Getxattr { size: args.u32()?, name: payload.string()? },
-        op::LISTXATTR => Operation::Listxattr { size: args.u32()? },
-        _ => Operation::Removexattr { name: payload.string()? },
+        op::GETXATTR => Operation::Xattrs(XattrOperation::Getxattr {
+            size: args.u32()?,
+            name: payload.string()?,
+        }),
+        op::LISTXATTR => Operation::Xattrs(XattrOperation::Listxattr { size: args.u32()? }),
+        _ => Operation::Xattrs(XattrOperation::Removexattr { name: payload.string()? }),
     })
 }
 

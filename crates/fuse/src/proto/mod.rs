@@ -7,4 +7,7 @@ mod request;
 pub(crate) mod wire;
 
 pub use decode::{decode_classic, decode_ring, forgets};
-pub use request::{CopyArgs, Head, InitArgs, LockArgs, Operation, Request, SetattrArgs};
+pub use request::{
+    AttributeOperation, CopyArgs, FileOperation, Head, InitArgs, LockArgs, NameOperation,
+    OpenOperation, Operation, Request, SessionOperation, SetattrArgs, WriteArgs, XattrOperation,
+};

@@ -87,17 +87,66 @@ pub struct CopyArgs {
     pub wide: bool,
 }
 
-/// What is asked, with the arguments. Names and fields are those of the kernel.
+/// Operations on names in a directory, and on symbolic links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum Operation<'a> {
-    Lookup {
-        name: &'a Name,
-    },
-    /// A lookup of `.`: of the node itself, of which the kernel has a handle.
-    LookupSelf,
-    /// A lookup of `..`: of the directory above one of which the kernel has a handle.
-    LookupParent,
+pub enum NameOperation<'a> {
+    Lookup { name: &'a Name },
+    Readlink,
+    Symlink { name: &'a Name, target: &'a [u8] },
+    Mknod { name: &'a Name, mode: u32, rdev: u32, umask: u32 },
+    Mkdir { name: &'a Name, mode: u32, umask: u32 },
+    Unlink { name: &'a Name },
+    Rmdir { name: &'a Name },
+    Rename { name: &'a Name, to_dir: u64, to_name: &'a Name, flags: u32 },
+    Link { node: u64, name: &'a Name },
+}
+
+/// Operations that open something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum OpenOperation<'a> {
+    Open { flags: u32, open_flags: u32 },
+    Create { name: &'a Name, flags: u32, mode: u32, umask: u32, open_flags: u32 },
+    Tmpfile { flags: u32, mode: u32, umask: u32, open_flags: u32 },
+    Opendir { flags: u32 },
+}
+
+/// Operations on attributes, and on what they allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum AttributeOperation {
+    Getattr { fh: Option<u64> },
+    Setattr(SetattrArgs),
+    Statx { fh: Option<u64>, mask: u32 },
+    Access { mask: u32 },
+}
+
+/// Operations on extended attributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum XattrOperation<'a> {
+    Setxattr { name: &'a [u8], value: &'a [u8], flags: u32 },
+    Getxattr { name: &'a [u8], size: u32 },
+    Listxattr { size: u32 },
+    Removexattr { name: &'a [u8] },
+}
+
+/// Operations on open files beside reads and writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum FileOperation {
+    Fsync { fh: u64, fsync_flags: u32 },
+    Fsyncdir { fh: u64, fsync_flags: u32 },
+    Fallocate { fh: u64, at: u64, len_bytes: u64, mode: u32 },
+    Lseek { fh: u64, at: u64, whence: u32 },
+    CopyFileRange(CopyArgs),
+}
+
+/// What no call is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum SessionOperation<'a> {
     Forget {
         lookups: u64,
     },
@@ -105,70 +154,46 @@ pub enum Operation<'a> {
         count: u32,
         list: &'a [u8],
     },
-    Getattr {
-        fh: Option<u64>,
+    Interrupt {
+        unique: u64,
     },
-    Setattr(SetattrArgs),
-    Readlink,
-    Symlink {
-        name: &'a Name,
-        target: &'a [u8],
-    },
-    Mknod {
-        name: &'a Name,
-        mode: u32,
-        rdev: u32,
-        umask: u32,
-    },
-    Mkdir {
-        name: &'a Name,
-        mode: u32,
-        umask: u32,
-    },
-    Unlink {
-        name: &'a Name,
-    },
-    Rmdir {
-        name: &'a Name,
-    },
-    Rename {
-        name: &'a Name,
-        to_dir: u64,
-        to_name: &'a Name,
-        flags: u32,
-    },
-    Link {
-        node: u64,
-        name: &'a Name,
-    },
-    Open {
-        flags: u32,
-        open_flags: u32,
-    },
-    Create {
-        name: &'a Name,
-        flags: u32,
-        mode: u32,
-        umask: u32,
-        open_flags: u32,
-    },
-    Tmpfile {
-        flags: u32,
-        mode: u32,
-        umask: u32,
-        open_flags: u32,
-    },
+    Init,
+    Destroy,
+    /// Known to the kernel, not served.
+    Other,
+}
+
+/// Arguments of WRITE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct WriteArgs {
+    pub fh: u64,
+    pub at: u64,
+    pub size: u32,
+    pub write_flags: u32,
+    pub flags: u32,
+}
+
+/// What is asked, with the arguments. Names and fields are those of the kernel. The groups are those of the
+/// functions that serve them, each of which serves all of its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Operation<'a> {
+    Names(NameOperation<'a>),
+    Opens(OpenOperation<'a>),
+    Attributes(AttributeOperation),
+    Xattrs(XattrOperation<'a>),
+    Files(FileOperation),
+    Session(SessionOperation<'a>),
+    Write(WriteArgs),
+    /// A lookup of `.`: of the node itself, of which the kernel has a handle.
+    LookupSelf,
+    /// A lookup of `..`: of the directory above one of which the kernel has a handle.
+    LookupParent,
     Read {
         fh: u64,
         at: u64,
         size: u32,
-    },
-    Write {
-        fh: u64,
-        at: u64,
-        size: u32,
-        write_flags: u32,
-        flags: u32,
     },
     Statfs,
     Release {
@@ -176,31 +201,9 @@ pub enum Operation<'a> {
         release_flags: u32,
         owner: u64,
     },
-    Fsync {
-        fh: u64,
-        fsync_flags: u32,
-    },
-    Setxattr {
-        name: &'a [u8],
-        value: &'a [u8],
-        flags: u32,
-    },
-    Getxattr {
-        name: &'a [u8],
-        size: u32,
-    },
-    Listxattr {
-        size: u32,
-    },
-    Removexattr {
-        name: &'a [u8],
-    },
     Flush {
         fh: u64,
         owner: u64,
-    },
-    Opendir {
-        flags: u32,
     },
     Readdir {
         fh: u64,
@@ -211,20 +214,10 @@ pub enum Operation<'a> {
     Releasedir {
         fh: u64,
     },
-    Fsyncdir {
-        fh: u64,
-        fsync_flags: u32,
-    },
     Getlk(LockArgs),
     Setlk {
         lock: LockArgs,
         wait: bool,
-    },
-    Access {
-        mask: u32,
-    },
-    Interrupt {
-        unique: u64,
     },
     Ioctl {
         fh: u64,
@@ -232,26 +225,6 @@ pub enum Operation<'a> {
         data: &'a [u8],
         out_size: u32,
     },
-    Fallocate {
-        fh: u64,
-        at: u64,
-        len_bytes: u64,
-        mode: u32,
-    },
-    Lseek {
-        fh: u64,
-        at: u64,
-        whence: u32,
-    },
-    CopyFileRange(CopyArgs),
-    Statx {
-        fh: Option<u64>,
-        mask: u32,
-    },
-    Init,
-    Destroy,
-    /// Known to the kernel, not served.
-    Other,
 }
 
 /// A decoded request.
@@ -269,10 +242,7 @@ impl Request<'_> {
     /// Whether it is one for a lock that may have to be waited for, which any signal ends. Giving a
     /// lock back comes the same way, and waits for nobody.
     pub(crate) fn waits_for_a_lock(&self) -> bool {
-        match self.op {
-            Operation::Setlk { lock, wait } => wait && lock.kind != libc::F_UNLCK as u32,
-            _ => false,
-        }
+        matches!(self.op, Operation::Setlk { lock, wait } if wait && lock.kind != libc::F_UNLCK as u32)
     }
 }
 

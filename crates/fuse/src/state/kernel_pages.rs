@@ -17,7 +17,7 @@ use crate::worker::versions::PageDrop;
 
 /// Files whose pages are looked after, about. Further ones are opened past the cache.
 const FILES_MAX: usize = 1 << 20;
-/// Independent parts, so that threads seldom meet: each read and each lookup looks here.
+/// Independent parts, so that threads rarely meet: each read and each lookup looks here.
 const SHARDS: usize = 64;
 /// Where the times of change begin that no file has: seconds.
 const NEVER_S: i64 = -(1 << 60);

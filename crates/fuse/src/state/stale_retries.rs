@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_sent_back_is_let_through_once_and_soon() {
+    fn a_caller_that_retries_after_estale_is_let_through_once_and_soon() {
         simulated(async || {
             let list = StaleRetries::new(State::create().unwrap(), false);
             assert!(!list.any.load(Ordering::SeqCst), "each lookup would search for its thread");

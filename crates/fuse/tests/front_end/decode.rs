@@ -2,7 +2,7 @@
 
 use dray_core::{Errno, Gid};
 use dray_fuse::proto::abi::{OP_COUNT, op, op_args_bytes};
-use dray_fuse::proto::{Operation, decode_classic, decode_ring};
+use dray_fuse::proto::{OpenOperation, Operation, decode_classic, decode_ring};
 
 fn header(opcode: u32, len: usize, extension_units: u16) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -36,7 +36,9 @@ fn both_framings_say_the_same() {
     body.extend(&extension);
     let classic = message(op::CREATE, &body, 2);
     let request = decode_classic(&classic).unwrap();
-    let Operation::Create { name, mode, umask, .. } = request.op else { panic!("{request:?}") };
+    let Operation::Opens(OpenOperation::Create { name, mode, umask, .. }) = request.op else {
+        panic!("{request:?}")
+    };
     assert_eq!((name.as_bytes(), mode, umask), (&b"name"[..], 0o644, 0o22));
     assert_eq!(request.group, Some(Gid(500)));
     let mut args = body[..16].to_vec();
@@ -65,7 +67,7 @@ fn a_node_itself_and_the_one_above_are_looked_up() {
         format!("{:?}", decode_classic(&bytes).unwrap().op)
     };
     assert_eq!((&*lookup(b".\0"), &*lookup(b"..\0")), ("LookupSelf", "LookupParent"));
-    assert!(lookup(b"...\0").starts_with("Lookup {"));
+    assert!(lookup(b"...\0").starts_with("Names(Lookup {"));
     let unlink = message(op::UNLINK, b"..\0", 0);
     assert_eq!(decode_classic(&unlink).unwrap_err().errno(), Errno::EINVAL);
 }

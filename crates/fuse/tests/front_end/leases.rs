@@ -15,7 +15,7 @@ const LEASED: Validity =
 /// Less than the kernel believes a name, with room for a slow machine.
 const SOON: Duration = Duration::from_millis(700);
 
-/// Runs `test` on mounts whose kernel can be told that a name's time is over.
+/// Runs `test` on mounts whose kernel can be notified that a name's time is over.
 fn on_both(test: impl Fn(&TestMount)) {
     for transport in [Transport::Classic, Transport::Uring] {
         let options = Options { leases: true, ..Options::default() };

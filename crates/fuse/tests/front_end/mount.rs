@@ -306,7 +306,7 @@ fn a_file_that_is_replaced_while_it_is_being_opened_is_looked_up_again() {
 /// made for.
 // proves: P6
 #[test]
-fn who_is_sent_back_and_finds_the_name_at_the_second_look_opens_it() {
+fn a_caller_that_retries_after_estale_and_finds_the_name_opens_it() {
     on_both(Consistency::CloseToOpen, |mount| {
         let path = mount.path("log");
         fs::write(&path, b"data").unwrap();
@@ -325,7 +325,7 @@ fn who_is_sent_back_and_finds_the_name_at_the_second_look_opens_it() {
 /// What it looks up in another call may have been replaced by the time that it is opened.
 // proves: P6
 #[test]
-fn who_was_sent_back_and_found_nothing_goes_by_names_again_in_its_next_call() {
+fn a_caller_that_retried_after_estale_and_found_nothing_goes_by_names_in_its_next_call() {
     on_both(Consistency::CloseToOpen, |mount| {
         let path = mount.path("file");
         fs::write(&path, b"data").unwrap();

@@ -199,7 +199,7 @@ impl AggregatedFileState {
         Some(Fetch { serial, at, len_bytes })
     }
 
-    /// Reads a window. Whoever changes the file meanwhile has forgotten it then.
+    /// Reads a window. A change of the file meanwhile has discarded the window.
     async fn fetch(self: &Arc<Self>, file: &Arc<dyn OpenFile>, cx: &Context, fetch: Fetch) {
         let _fetching = Fetching { state: self, serial: fetch.serial };
         let read = file.read(cx, fetch.at, BufMut::heap(fetch.len_bytes)).await;

@@ -180,7 +180,7 @@ impl AggregateCore {
         }
     }
 
-    /// Whether old data are looked for. The executor of whoever did that may have ended.
+    /// Whether old data are looked for. The executor that did that may have ended.
     pub(super) fn is_tended(&self) -> bool {
         self.tended.load(Ordering::Relaxed)
     }
@@ -230,7 +230,7 @@ impl AggregateCore {
     }
 }
 
-/// The context of a call that the layer makes later, for whoever asked in `cx`: nobody can interrupt it.
+/// The context of a call that the layer makes later, for the caller of `cx`: nobody can interrupt it.
 pub(super) fn later(cx: &Context) -> Context {
     Context {
         cancel: None,

@@ -1,4 +1,4 @@
-//! The state of one file, whoever has it open.
+//! The state of one file, for all that have it open.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

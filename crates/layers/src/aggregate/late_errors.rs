@@ -62,7 +62,7 @@ mod tests {
 
     // proves: P168
     #[test]
-    fn each_open_file_is_told_of_an_error_once() {
+    fn each_open_file_reports_an_error_once() {
         let mut errors = LateErrors::default();
         let (one, two) = (errors.cursor_at_open(), errors.cursor_at_open());
         assert!(errors.at_sync(&one).is_ok());
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_that_nobody_was_told_of_is_reported_to_the_next_who_opens_the_file() {
+    fn an_error_that_was_not_reported_is_reported_to_the_next_open_of_the_file() {
         let mut errors = LateErrors::default();
         errors.note(Errno::EIO);
         let next = errors.cursor_at_open();

@@ -2,7 +2,7 @@
 //!
 //! [`Aggregate`] stands around an export's file system. It recognises streams of reads and reads ahead in
 //! pieces of 1 MiB. It merges small writes into pieces of 1 MiB, which it writes later. There is one
-//! state for each file (`file_state`), whoever has the file open. All calls pass it.
+//! state for each file (`file_state`), for all that have the file open. All calls pass it.
 //!
 //! - *Calls on the same bytes* are kept apart by the server's ranges (ADR 0036), not here.
 //! - *Pending data* lie in a mapped file (`store`). A killed server loses none of them, and the next one

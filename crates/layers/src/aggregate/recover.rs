@@ -31,7 +31,7 @@ pub async fn recover(
 ) -> io::Result<Recovered> {
     let mut recovered = Recovered::default();
     let left = PendingStore::left(path, era)?.unwrap_or_default();
-    let cx = Context { claims: true, ..Context::system().uncounted() };
+    let cx = Context { reclaims: true, ..Context::system().uncounted() };
     for block in left {
         let bytes = block.extents.bytes();
         match write(&cx, fs, &block).await {

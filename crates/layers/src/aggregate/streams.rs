@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_of_many_clients_in_one_file_are_told_apart() {
+    fn streams_of_many_clients_in_one_file_are_distinguished() {
         let mut streams = Streams::default();
         let start = |client: u64| client << 30;
         for step in 0..8u64 {

@@ -17,7 +17,7 @@ const CALL: usize = 4096;
 const BLOCK: usize = BLOCK_BYTES;
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o600, exclusive: true };
 
-/// Refuses writes while it is told to.
+/// Refuses writes while its flag is set.
 #[derive(Default)]
 struct FullDisk(std::sync::atomic::AtomicBool);
 
@@ -229,7 +229,7 @@ fn a_late_error_is_reported_through_each_open_file() {
         site.disk.set(false);
         assert_eq!(site.counts().late_errors, 1);
         assert_eq!(site.counts().pending_bytes, 0);
-        // A sync has told of it.
+        // A sync has reported it.
         write(&cx, &*file, 0, &[1; CALL]).await.unwrap();
         file.sync(&cx, false).await.unwrap();
         assert_eq!(site.outside(&*file, BLOCK).await, [1; CALL]);

@@ -18,8 +18,8 @@ use super::record::{
     AuditClient, AuditGap, AuditPeer, AuditRecord, AuditSet, AuditTotals, AuditUser, GROUPS_MAX,
     Text, joined,
 };
-use super::segment::Broken;
-use super::varint::{Input, put, put_signed, put_text};
+use super::segment::Corruption;
+use super::varint::{RecordInput, put, put_signed, put_text};
 
 /// Slots of the table of files.
 const FILES: usize = 2048;
@@ -257,11 +257,15 @@ impl Codec {
 
     /// Decodes the record with this number from the front of `input`. Errors: no encoder has
     /// written that.
-    pub(super) fn get(&mut self, index: u64, input: &mut Input<'_>) -> Result<AuditRecord, Broken> {
-        let kind = AuditKind::of_number(input.byte()?).ok_or(Broken("a kind is not known"))?;
+    pub(super) fn get(
+        &mut self,
+        index: u64,
+        input: &mut RecordInput<'_>,
+    ) -> Result<AuditRecord, Corruption> {
+        let kind = AuditKind::of_number(input.byte()?).ok_or(Corruption("a kind is not known"))?;
         let fields = input.number()?;
         if fields & !has::ALL != 0 {
-            return Err(Broken("a field is not known"));
+            return Err(Corruption("a field is not known"));
         }
         let of = |bit| fields & bit != 0;
         self.time_us = self.time_us.wrapping_add(input.signed()? as u64);
@@ -304,13 +308,13 @@ impl Codec {
         &mut self,
         record: &mut AuditRecord,
         fields: u64,
-        input: &mut Input<'_>,
-    ) -> Result<(), Broken> {
+        input: &mut RecordInput<'_>,
+    ) -> Result<(), Corruption> {
         let of = |bit| fields & bit != 0;
         if of(has::ERROR) {
             let raw = input.number()?;
             let raw = i32::try_from(raw).ok().filter(|raw| (1..4096).contains(raw));
-            record.error = Some(Errno::new(raw.ok_or(Broken("an error number is none"))?));
+            record.error = Some(Errno::new(raw.ok_or(Corruption("an error number is none"))?));
         }
         if of(has::OPEN) {
             record.open_flags = Some(input.small()?);
@@ -330,11 +334,11 @@ impl Codec {
             let mut one = || match input.number()? {
                 0 => Ok(None),
                 1 => input.number().map(Some),
-                _ => Err(Broken("a field is neither there nor not")),
+                _ => Err(Corruption("a field is neither there nor not")),
             };
             let all = [one()?, one()?, one()?, one()?];
             let small = |number: Option<u64>| match number.map(u32::try_from) {
-                Some(Err(_)) => Err(Broken("a number is too large")),
+                Some(Err(_)) => Err(Corruption("a number is too large")),
                 Some(Ok(number)) => Ok(Some(number)),
                 None => Ok(None),
             };
@@ -353,15 +357,15 @@ impl Codec {
         Ok(())
     }
 
-    fn user(&mut self, input: &mut Input<'_>) -> Result<Arc<AuditUser>, Broken> {
+    fn user(&mut self, input: &mut RecordInput<'_>) -> Result<Arc<AuditUser>, Corruption> {
         let slot = input.number()?;
-        let known = self.users.get_mut((slot >> 1) as usize).ok_or(Broken("no such caller"))?;
+        let known = self.users.get_mut((slot >> 1) as usize).ok_or(Corruption("no such caller"))?;
         if slot & 1 == 0 {
-            return known.clone().ok_or(Broken("a caller is not known"));
+            return known.clone().ok_or(Corruption("a caller is not known"));
         }
         let (uid, gid, count) = (input.small()?, input.small()?, input.number()?);
         if count > GROUPS_MAX as u64 {
-            return Err(Broken("too many groups"));
+            return Err(Corruption("too many groups"));
         }
         let groups = (0..count).map(|_| input.small()).collect::<Result<_, _>>()?;
         let groups_left_out = input.small()?;
@@ -371,20 +375,21 @@ impl Codec {
         Ok(user)
     }
 
-    fn client(&mut self, input: &mut Input<'_>) -> Result<AuditClient, Broken> {
+    fn client(&mut self, input: &mut RecordInput<'_>) -> Result<AuditClient, Corruption> {
         let slot = input.number()?;
-        let known = self.clients.get_mut((slot >> 1) as usize).ok_or(Broken("no such client"))?;
+        let known =
+            self.clients.get_mut((slot >> 1) as usize).ok_or(Corruption("no such client"))?;
         if slot & 1 == 0 {
-            return known.ok_or(Broken("a client is not known"));
+            return known.ok_or(Corruption("a client is not known"));
         }
         let (node, session) = (NodeId(input.number()?), SessionId(input.number()?));
-        let wrong = |_| Broken("an address is none");
+        let wrong = |_| Corruption("an address is none");
         let peer = match input.byte()? {
             0 => AuditPeer::None,
             1 => AuditPeer::Local,
             4 => AuditPeer::Ip(<[u8; 4]>::try_from(input.bytes(4)?).map_err(wrong)?.into()),
             6 => AuditPeer::Ip(<[u8; 16]>::try_from(input.bytes(16)?).map_err(wrong)?.into()),
-            _ => return Err(Broken("an address is none")),
+            _ => return Err(Corruption("an address is none")),
         };
         let client = AuditClient { node, session, peer };
         *known = Some(client);
@@ -394,35 +399,35 @@ impl Codec {
     fn derived_file(
         &mut self,
         path: Option<&Text>,
-        input: &mut Input<'_>,
-    ) -> Result<FileId, Broken> {
+        input: &mut RecordInput<'_>,
+    ) -> Result<FileId, Corruption> {
         let id = self.new_id(input)?;
         self.files[slot_of(id)] = Some((id, path.cloned()));
         Ok(id)
     }
 
-    fn new_id(&mut self, input: &mut Input<'_>) -> Result<FileId, Broken> {
+    fn new_id(&mut self, input: &mut RecordInput<'_>) -> Result<FileId, Corruption> {
         let ino = self.ino.wrapping_add(input.signed()? as u64);
         self.ino = ino;
         Ok(FileId { ino, generation: input.number()? })
     }
 
-    fn file(&mut self, input: &mut Input<'_>) -> Result<KnownFile, Broken> {
+    fn file(&mut self, input: &mut RecordInput<'_>) -> Result<KnownFile, Corruption> {
         let slot = input.number()?;
         let at = (slot >> 1) as usize;
-        let known = self.files.get(at).ok_or(Broken("no such file"))?;
+        let known = self.files.get(at).ok_or(Corruption("no such file"))?;
         if slot & 1 == 0 {
-            return known.clone().ok_or(Broken("a file is not known"));
+            return known.clone().ok_or(Corruption("a file is not known"));
         }
         let id = self.new_id(input)?;
         let path = match input.number()? {
             0 => None,
             shared => {
-                let shared = usize::try_from(shared - 1).map_err(|_| Broken("too long"))?;
-                let begin = self.path.get(..shared).ok_or(Broken("a path shares too much"))?;
+                let shared = usize::try_from(shared - 1).map_err(|_| Corruption("too long"))?;
+                let begin = self.path.get(..shared).ok_or(Corruption("a path shares too much"))?;
                 let rest = input.text()?;
                 if begin.len() + rest.len() > 2 * PATH_MAX_BYTES {
-                    return Err(Broken("a path is too long"));
+                    return Err(Corruption("a path is too long"));
                 }
                 let path: Text = [begin, rest].concat().into();
                 self.path = path.clone();

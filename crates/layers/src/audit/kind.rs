@@ -73,11 +73,21 @@ impl AuditKind {
             Op::Make => match call.detail {
                 CallDetail::Make(MakeKind::Node) => AuditKind::Mknod,
                 CallDetail::Make(MakeKind::Symlink) => AuditKind::Symlink,
-                _ => AuditKind::Mkdir,
+                CallDetail::Make(MakeKind::Directory)
+                | CallDetail::Nothing
+                | CallDetail::Remove(_)
+                | CallDetail::Set(_)
+                | CallDetail::Xattr(_)
+                | CallDetail::Closed(_) => AuditKind::Mkdir,
             },
             Op::Remove => match call.detail {
                 CallDetail::Remove(RemoveKind::Directory) => AuditKind::Rmdir,
-                _ => AuditKind::Unlink,
+                CallDetail::Remove(RemoveKind::File)
+                | CallDetail::Nothing
+                | CallDetail::Make(_)
+                | CallDetail::Set(_)
+                | CallDetail::Xattr(_)
+                | CallDetail::Closed(_) => AuditKind::Unlink,
             },
             Op::Rename => AuditKind::Rename,
             Op::Link => AuditKind::Link,

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::record::AuditRecord;
-use super::segment::{EXTENSION, HASH_BYTES, Hash, ReadError, SegmentReader, Step};
+use super::segment::{EXTENSION, HASH_BYTES, Hash, ReadError, ReadStep, SegmentReader};
 
 /// A segment as it lies there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub(super) fn find_end(dirs: &[PathBuf]) -> io::Result<LogEnd> {
         let mut reader = match SegmentReader::open(&last.path) {
             Ok(reader) => reader,
             Err(ReadError::Io(error)) => return Err(error),
-            Err(ReadError::Broken(_, why)) => {
+            Err(ReadError::Corruption(_, why)) => {
                 let aside = last.path.with_extension("torn");
                 fs::rename(&last.path, &aside)?;
                 torn = Some(format!("{}: {why}", aside.display()));
@@ -71,10 +71,10 @@ pub(super) fn find_end(dirs: &[PathBuf]) -> io::Result<LogEnd> {
         };
         let why = loop {
             match reader.step() {
-                Ok(Step::Batch(_)) => {}
-                Ok(Step::End) => break None,
-                Ok(Step::Torn) => break Some("it ends within a batch".to_owned()),
-                Err(ReadError::Broken(_, why)) => break Some(why.to_string()),
+                Ok(ReadStep::Batch(_)) => {}
+                Ok(ReadStep::End) => break None,
+                Ok(ReadStep::Torn) => break Some("it ends within a batch".to_owned()),
+                Err(ReadError::Corruption(_, why)) => break Some(why.to_string()),
                 Err(ReadError::Io(error)) => return Err(error),
             }
         };
@@ -96,7 +96,7 @@ pub(super) fn find_end(dirs: &[PathBuf]) -> io::Result<LogEnd> {
 
 fn ring_end_of(path: &Path) -> u64 {
     let Ok(mut reader) = SegmentReader::open(path) else { return 0 };
-    while let Ok(Step::Batch(_)) = reader.step() {}
+    while let Ok(ReadStep::Batch(_)) = reader.step() {}
     reader.ring_end
 }
 
@@ -118,14 +118,14 @@ pub enum LogError {
     /// A file cannot be read.
     Io(io::Error),
     /// The end of the log is broken.
-    Broken(PathBuf, String),
+    Corruption(PathBuf, String),
 }
 
 impl fmt::Display for LogError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             LogError::Io(error) => error.fmt(f),
-            LogError::Broken(path, why) => write!(f, "{}: {why}", path.display()),
+            LogError::Corruption(path, why) => write!(f, "{}: {why}", path.display()),
         }
     }
 }
@@ -170,7 +170,7 @@ impl LogReader {
         };
         let before = reader.at_bytes();
         let found = reader.step().and_then(|step| match step {
-            Step::Batch(batch) => {
+            ReadStep::Batch(batch) => {
                 let next = self.next;
                 reader.records(&batch, |record| {
                     if record.index >= next {
@@ -179,7 +179,7 @@ impl LogReader {
                 })?;
                 Ok(true)
             }
-            Step::End | Step::Torn => Ok(false),
+            ReadStep::End | ReadStep::Torn => Ok(false),
         });
         match found {
             Ok(true) => {
@@ -263,7 +263,7 @@ impl LogReader {
         let all = segments(&self.dirs)?;
         let next = all.into_iter().find(|one| one.first_index > segment.first_index);
         let Some(next) = next else {
-            return Err(LogError::Broken(segment.path.clone(), why.to_owned()));
+            return Err(LogError::Corruption(segment.path.clone(), why.to_owned()));
         };
         let missing = next.first_index.saturating_sub(self.next);
         self.say(missing, &format!("{} is broken: {why}", segment.path.display()), each);
@@ -347,13 +347,13 @@ pub fn verify(
                 anchored = true;
             }
             match reader.step() {
-                Ok(Step::Batch(batch)) => found.records += u64::from(batch.count),
-                Ok(Step::End) => break,
-                Ok(Step::Torn) if number + 1 == all.len() => {
+                Ok(ReadStep::Batch(batch)) => found.records += u64::from(batch.count),
+                Ok(ReadStep::End) => break,
+                Ok(ReadStep::Torn) if number + 1 == all.len() => {
                     found.ends_torn = true;
                     break;
                 }
-                Ok(Step::Torn) => {
+                Ok(ReadStep::Torn) => {
                     found.problems.push(format!("{shown}: it has been cut"));
                     break;
                 }

@@ -45,14 +45,14 @@ pub use record::{
     Text, is_denied,
 };
 pub use segment::{
-    BatchHead, Broken, HASH_BYTES, Hash, ReadError, SegmentHeader, SegmentReader, Step,
+    BatchHead, Corruption, HASH_BYTES, Hash, ReadError, ReadStep, SegmentHeader, SegmentReader,
 };
 pub use shared::AuditStatus;
 pub use writer::SYNC_TIME;
 
 use crate::observe::{Observer, Outcome};
 use raw::RawCall;
-use ring::Ring;
+use ring::RecordRing;
 use shared::Shared;
 use writer::{Writer, dirs_of};
 
@@ -70,7 +70,7 @@ const FORMER_LOOK: Duration = Duration::from_millis(20);
 /// Decodes bytes as the records of a batch and as a record of the ring, whatever they are, and answers
 /// how many records they are. For fuzzing, where no hash stands before the decoders.
 pub fn decode_anything(bytes: &[u8]) -> usize {
-    let (mut codec, mut input, mut count) = (codec::Codec::new(), varint::Input(bytes), 0);
+    let (mut codec, mut input, mut count) = (codec::Codec::new(), varint::RecordInput(bytes), 0);
     while !input.0.is_empty() && codec.get(count as u64, &mut input).is_ok() {
         count += 1;
     }
@@ -135,7 +135,7 @@ impl Audit {
         // The ring is this process's from now on, and with it the log.
         let begun = dray_rt::now();
         let (ring, end) = loop {
-            match Ring::open(&path, RING_BYTES, 0) {
+            match RecordRing::open(&path, RING_BYTES, 0) {
                 Ok(ring) => {
                     let end = log::find_end(&dirs_of(&options))?;
                     ring.at_least(end.ring_end);

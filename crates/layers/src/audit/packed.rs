@@ -2,10 +2,10 @@
 
 use super::codec::Codec;
 use super::record::{AuditRecord, Text};
-use super::segment::Broken;
-use super::varint::{Input, put};
+use super::segment::Corruption;
+use super::varint::{RecordInput, put};
 
-/// Records of one pack, at most: a pack of few bytes can be many records. Whoever packs keeps to it.
+/// Records of one pack, at most: a pack of few bytes can be many records. The packer keeps to it.
 pub const PACK_RECORDS_MAX: usize = 4096;
 
 /// Paths of the records of a pack, bytes: names of the tables can be short for long paths.
@@ -47,12 +47,13 @@ impl RecordPack {
 }
 
 /// The records of a pack. Errors: nobody has made it so.
-pub fn unpack(bytes: &[u8]) -> Result<Vec<AuditRecord>, Broken> {
-    let (mut codec, mut input, mut all, mut next) = (Codec::new(), Input(bytes), Vec::new(), 0u64);
+pub fn unpack(bytes: &[u8]) -> Result<Vec<AuditRecord>, Corruption> {
+    let (mut codec, mut input, mut all, mut next) =
+        (Codec::new(), RecordInput(bytes), Vec::new(), 0u64);
     let mut paths_bytes = 0;
     while !input.0.is_empty() {
         if all.len() >= PACK_RECORDS_MAX || paths_bytes > PATHS_MAX_BYTES {
-            return Err(Broken("more records than a pack has"));
+            return Err(Corruption("more records than a pack has"));
         }
         let index = next.wrapping_add(input.number()?);
         let record = codec.get(index, &mut input)?;
@@ -131,6 +132,6 @@ mod tests {
         }
         assert_eq!(unpack(&pack.bytes).map(|all| all.len()), Ok(PACK_RECORDS_MAX));
         pack.put(&AuditRecord { index: pack.next_index, ..start });
-        assert_eq!(unpack(&pack.bytes), Err(Broken("more records than a pack has")));
+        assert_eq!(unpack(&pack.bytes), Err(Corruption("more records than a pack has")));
     }
 }

@@ -11,8 +11,8 @@ use super::kind::AuditKind;
 use super::record::{
     AuditClient, AuditPeer, AuditRecord, AuditSet, AuditTotals, AuditUser, GROUPS_MAX, Text,
 };
-use super::segment::Broken;
-use super::varint::Input;
+use super::segment::Corruption;
+use super::varint::RecordInput;
 use crate::observe::Outcome;
 
 /// Longest job that is taken over, bytes.
@@ -156,9 +156,9 @@ fn put_detail(call: &ObservedCall<'_>, outcome: &Outcome<'_>, out: &mut Vec<u8>)
 }
 
 /// Decodes what [`encoded`] has made. Errors: it did not.
-pub(super) fn decode(bytes: &[u8], last: &mut Arc<AuditUser>) -> Result<AuditRecord, Broken> {
-    let mut input = Input(bytes);
-    let kind = AuditKind::of_number(input.byte()?).ok_or(Broken("a kind is not known"))?;
+pub(super) fn decode(bytes: &[u8], last: &mut Arc<AuditUser>) -> Result<AuditRecord, Corruption> {
+    let mut input = RecordInput(bytes);
+    let kind = AuditKind::of_number(input.byte()?).ok_or(Corruption("a kind is not known"))?;
     let repeated = input.byte()? != 0;
     let errno = u16_of(&mut input)?;
     let mut record = AuditRecord::new(kind, u64_of(&mut input)?);
@@ -192,49 +192,49 @@ pub(super) fn decode(bytes: &[u8], last: &mut Arc<AuditUser>) -> Result<AuditRec
         }
         3 => record.xattr = text(&mut input)?,
         4 => record.bytes = u64_of(&mut input)?,
-        _ => return Err(Broken("a detail is not known")),
+        _ => return Err(Corruption("a detail is not known")),
     }
     match input.0 {
         [] => Ok(record),
-        _ => Err(Broken("there are bytes behind the record")),
+        _ => Err(Corruption("there are bytes behind the record")),
     }
 }
 
-fn fixed<const N: usize>(input: &mut Input<'_>) -> Result<[u8; N], Broken> {
-    <[u8; N]>::try_from(input.bytes(N)?).map_err(|_| Broken("it ends within a number"))
+fn fixed<const N: usize>(input: &mut RecordInput<'_>) -> Result<[u8; N], Corruption> {
+    <[u8; N]>::try_from(input.bytes(N)?).map_err(|_| Corruption("it ends within a number"))
 }
 
-fn u16_of(input: &mut Input<'_>) -> Result<u16, Broken> {
+fn u16_of(input: &mut RecordInput<'_>) -> Result<u16, Corruption> {
     fixed(input).map(u16::from_le_bytes)
 }
 
-fn u32_of(input: &mut Input<'_>) -> Result<u32, Broken> {
+fn u32_of(input: &mut RecordInput<'_>) -> Result<u32, Corruption> {
     fixed(input).map(u32::from_le_bytes)
 }
 
-fn u64_of(input: &mut Input<'_>) -> Result<u64, Broken> {
+fn u64_of(input: &mut RecordInput<'_>) -> Result<u64, Corruption> {
     fixed(input).map(u64::from_le_bytes)
 }
 
-fn four(input: &mut Input<'_>) -> Result<[u64; 4], Broken> {
+fn four(input: &mut RecordInput<'_>) -> Result<[u64; 4], Corruption> {
     Ok([u64_of(input)?, u64_of(input)?, u64_of(input)?, u64_of(input)?])
 }
 
-fn id(input: &mut Input<'_>) -> Result<Option<FileId>, Broken> {
+fn id(input: &mut RecordInput<'_>) -> Result<Option<FileId>, Corruption> {
     match input.byte()? {
         0 => Ok(None),
         _ => Ok(Some(FileId { ino: u64_of(input)?, generation: u64_of(input)? })),
     }
 }
 
-fn text(input: &mut Input<'_>) -> Result<Option<Text>, Broken> {
+fn text(input: &mut RecordInput<'_>) -> Result<Option<Text>, Corruption> {
     match input.byte()? {
         0 => Ok(None),
         len_bytes => Ok(Some(Arc::from(input.bytes(len_bytes.into())?))),
     }
 }
 
-fn user(input: &mut Input<'_>) -> Result<AuditUser, Broken> {
+fn user(input: &mut RecordInput<'_>) -> Result<AuditUser, Corruption> {
     let (uid, gid) = (u32_of(input)?, u32_of(input)?);
     let count = usize::from(input.byte()?).min(GROUPS_MAX);
     let groups_left_out = u32_of(input)?;
@@ -244,14 +244,14 @@ fn user(input: &mut Input<'_>) -> Result<AuditUser, Broken> {
     Ok(AuditUser { uid, gid, groups, groups_left_out, job })
 }
 
-fn client(input: &mut Input<'_>) -> Result<AuditClient, Broken> {
+fn client(input: &mut RecordInput<'_>) -> Result<AuditClient, Corruption> {
     let (node, session) = (NodeId(u64_of(input)?), SessionId(u64_of(input)?));
     let peer = match input.byte()? {
         0 => AuditPeer::None,
         1 => AuditPeer::Local,
         4 => AuditPeer::Ip(Ipv4Addr::from(fixed::<4>(input)?).into()),
         6 => AuditPeer::Ip(Ipv6Addr::from(fixed::<16>(input)?).into()),
-        _ => return Err(Broken("an address is none")),
+        _ => return Err(Corruption("an address is none")),
     };
     Ok(AuditClient { node, session, peer })
 }

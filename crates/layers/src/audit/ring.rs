@@ -31,7 +31,7 @@ const RECORD_BYTES: usize = 16;
 const PAD: u32 = u32::MAX;
 
 /// A ring, of which one process is the writer and the reader.
-pub(super) struct Ring {
+pub(super) struct RecordRing {
     map: Map,
     size: usize,
     write: Mutex<WriteEnd>,
@@ -63,11 +63,11 @@ fn check_of(number: u64, bytes: &[u8]) -> u32 {
     (state ^ state >> 32) as u32
 }
 
-impl Ring {
+impl RecordRing {
     /// Opens the ring at `path`, or makes one of `size` bytes. Records that a killed server has left
     /// stay in it. `next`: the number of the first record of a new ring; an old one has its own
     /// where it is larger. Errors: those of the file; `EAGAIN`: another process has it.
-    pub(super) fn open(path: &Path, size: usize, next: u64) -> io::Result<Ring> {
+    pub(super) fn open(path: &Path, size: usize, next: u64) -> io::Result<RecordRing> {
         assert!(size.is_multiple_of(8) && size >= 4 * RAW_MAX_BYTES);
         let mut options = OpenOptions::new();
         let file = options.create(true).truncate(false).read(true).write(true).mode(0o600);
@@ -86,7 +86,8 @@ impl Ring {
             }
         }
         let map = Map::new(&file)?;
-        let ring = Ring { map, size, write: Mutex::new(WriteEnd { tail: 0, next }), _locked: file };
+        let ring =
+            RecordRing { map, size, write: Mutex::new(WriteEnd { tail: 0, next }), _locked: file };
         ring.begin(next);
         Ok(ring)
     }
@@ -206,7 +207,7 @@ impl Ring {
     }
 
     /// The records from `from` on, at most so many bytes, and where they end. They stay in the ring
-    /// until [`Ring::release`].
+    /// until [`RecordRing::release`].
     pub(super) fn read(&self, from: u64, max_bytes: usize, mut each: impl FnMut(Taken)) -> u64 {
         let tail = self.tail().load(Ordering::Acquire);
         let mut at = from;
@@ -237,7 +238,7 @@ mod tests {
 
     const SIZE: usize = 64 << 10;
 
-    fn drain(ring: &Ring) -> Vec<(u64, Vec<u8>)> {
+    fn drain(ring: &RecordRing) -> Vec<(u64, Vec<u8>)> {
         let mut all = Vec::new();
         let end = ring.read(ring.begin_at(), usize::MAX, |one| all.push((one.number, one.bytes)));
         ring.release(end);
@@ -247,7 +248,7 @@ mod tests {
     #[test]
     fn records_come_out_as_they_went_in_however_often_it_wraps() {
         let dir = tempfile::tempdir().unwrap();
-        let ring = Ring::open(&dir.path().join("ring"), SIZE, 7).unwrap();
+        let ring = RecordRing::open(&dir.path().join("ring"), SIZE, 7).unwrap();
         let mut expected = 7;
         for round in 0..2000usize {
             let bytes: Vec<u8> = (0..round * 37 % 1500).map(|byte| byte as u8).collect();
@@ -270,13 +271,13 @@ mod tests {
     fn what_a_killed_server_left_is_found_and_what_is_torn_ends_it() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ring");
-        let ring = Ring::open(&path, SIZE, 0).unwrap();
+        let ring = RecordRing::open(&path, SIZE, 0).unwrap();
         (0..100u8).for_each(|one| assert!(ring.push(&[one; 50])));
-        assert!(Ring::open(&path, SIZE, 0).is_err(), "it is in use");
+        assert!(RecordRing::open(&path, SIZE, 0).is_err(), "it is in use");
         let end = ring.read(0, 500, |_| {});
         ring.release(end);
         drop(ring);
-        let ring = Ring::open(&path, SIZE, 0).unwrap();
+        let ring = RecordRing::open(&path, SIZE, 0).unwrap();
         assert!(ring.push(b"next"));
         let left = drain(&ring);
         assert_eq!(left.last().unwrap(), &(100, b"next".to_vec()));
@@ -287,7 +288,7 @@ mod tests {
         let at = HEADER_BYTES + (third % SIZE as u64) as usize + RECORD_BYTES;
         ring.map.write(at, b"!");
         drop(ring);
-        let ring = Ring::open(&path, SIZE, 0).unwrap();
+        let ring = RecordRing::open(&path, SIZE, 0).unwrap();
         let left: Vec<u64> = drain(&ring).iter().map(|one| one.0).collect();
         assert_eq!(left, [101, 102]);
     }
@@ -295,7 +296,7 @@ mod tests {
     #[test]
     fn a_full_ring_takes_no_more_until_there_is_room() {
         let dir = tempfile::tempdir().unwrap();
-        let ring = Ring::open(&dir.path().join("ring"), SIZE, 0).unwrap();
+        let ring = RecordRing::open(&dir.path().join("ring"), SIZE, 0).unwrap();
         let count = (0..).take_while(|_| ring.push(&[1; 1000])).count();
         assert!(count > 60 && ring.used_bytes() > SIZE - 2048);
         assert_eq!(drain(&ring).len(), count);

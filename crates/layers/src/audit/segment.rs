@@ -25,7 +25,7 @@ use dray_core::fnv1a;
 
 use super::codec::Codec;
 use super::record::AuditRecord;
-use super::varint::Input;
+use super::varint::RecordInput;
 
 const MAGIC: &[u8; 8] = b"drayaud\x01";
 const BATCH_MAGIC: u32 = u32::from_le_bytes(*b"Abat");
@@ -44,9 +44,9 @@ pub type Hash = [u8; HASH_BYTES];
 
 /// Bytes that no writer has written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Broken(pub &'static str);
+pub struct Corruption(pub &'static str);
 
-impl fmt::Display for Broken {
+impl fmt::Display for Corruption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0)
     }
@@ -86,9 +86,9 @@ impl SegmentHeader {
     }
 
     /// Decodes the header that `bytes` begin with, its length, and the hash that the chain begins with.
-    fn decode(bytes: &[u8]) -> Result<(SegmentHeader, usize, Hash), Broken> {
+    fn decode(bytes: &[u8]) -> Result<(SegmentHeader, usize, Hash), Corruption> {
         if bytes.len() < FIXED_BYTES || bytes[..8] != *MAGIC {
-            return Err(Broken("it is no segment of an audit log"));
+            return Err(Corruption("it is no segment of an audit log"));
         }
         let half = |at: usize| le_u32(bytes, at) as usize;
         let (len_bytes, name_bytes) = (half(8), half(12));
@@ -96,11 +96,11 @@ impl SegmentHeader {
             && len_bytes == FIXED_BYTES + name_bytes + HASH_BYTES
             && bytes.len() >= len_bytes;
         if !is_sound {
-            return Err(Broken("its header is cut"));
+            return Err(Corruption("its header is cut"));
         }
         let hash = *blake3::hash(&bytes[..len_bytes - HASH_BYTES]).as_bytes();
         if hash != bytes[len_bytes - HASH_BYTES..len_bytes] {
-            return Err(Broken("its header has been changed"));
+            return Err(Corruption("its header has been changed"));
         }
         let name = &bytes[FIXED_BYTES..FIXED_BYTES + name_bytes];
         let header = SegmentHeader {
@@ -153,16 +153,16 @@ impl BatchHead {
         head
     }
 
-    fn decode(head: &[u8; HEAD_BYTES]) -> Result<BatchHead, Broken> {
+    fn decode(head: &[u8; HEAD_BYTES]) -> Result<BatchHead, Corruption> {
         let mut unchecked = *head;
         unchecked[12..16].fill(0);
         if le_u32(head, 0) != BATCH_MAGIC || le_u32(head, 12) != check_of(&unchecked) {
-            return Err(Broken("the head of a batch has been changed or torn"));
+            return Err(Corruption("the head of a batch has been changed or torn"));
         }
         let (len_bytes, count) = (le_u32(head, 4), le_u32(head, 8));
         // A record has five bytes at least.
         if len_bytes as usize > BATCH_MAX_BYTES || count == 0 || count > len_bytes {
-            return Err(Broken("the head of a batch makes no sense"));
+            return Err(Corruption("the head of a batch makes no sense"));
         }
         let (first_index, ring_end) = (le_u64(head, 16), le_u64(head, 24));
         Ok(BatchHead { len_bytes, count, first_index, ring_end })
@@ -247,7 +247,7 @@ impl SegmentWriter {
 
 /// What a reader found next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum ReadStep {
     /// A batch; its records are at hand.
     Batch(BatchHead),
     /// The file ends here.
@@ -262,14 +262,14 @@ pub enum ReadError {
     /// The file cannot be read.
     Io(io::Error),
     /// Nobody has written this, at this byte.
-    Broken(u64, Broken),
+    Corruption(u64, Corruption),
 }
 
 impl fmt::Display for ReadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ReadError::Io(error) => error.fmt(f),
-            ReadError::Broken(at, broken) => write!(f, "at byte {at}: {broken}"),
+            ReadError::Corruption(at, broken) => write!(f, "at byte {at}: {broken}"),
         }
     }
 }
@@ -302,7 +302,7 @@ impl SegmentReader {
         let file = File::open(path)?;
         let mut bytes = vec![0; FIXED_BYTES + NAME_MAX_BYTES + HASH_BYTES];
         let read = read_up_to(&file, &mut bytes, 0)?;
-        let broken = |broken| ReadError::Broken(0, broken);
+        let broken = |broken| ReadError::Corruption(0, broken);
         let (header, len_bytes, chain) = SegmentHeader::decode(&bytes[..read]).map_err(broken)?;
         Ok(SegmentReader {
             file,
@@ -323,20 +323,20 @@ impl SegmentReader {
 
     /// Reads and checks the next batch. Errors: it was changed, does not follow what is before it,
     /// or cannot be read.
-    pub fn step(&mut self) -> Result<Step, ReadError> {
-        let broken = |why| ReadError::Broken(self.at, Broken(why));
+    pub fn step(&mut self) -> Result<ReadStep, ReadError> {
+        let broken = |why| ReadError::Corruption(self.at, Corruption(why));
         let mut head = [0; HEAD_BYTES];
         match read_up_to(&self.file, &mut head, self.at)? {
-            0 => return Ok(Step::End),
+            0 => return Ok(ReadStep::End),
             HEAD_BYTES => {}
-            _ => return Ok(Step::Torn),
+            _ => return Ok(ReadStep::Torn),
         }
-        let batch = BatchHead::decode(&head).map_err(|why| ReadError::Broken(self.at, why))?;
+        let batch = BatchHead::decode(&head).map_err(|why| ReadError::Corruption(self.at, why))?;
         let len_bytes = batch.len_bytes as usize;
         self.buffer.resize(len_bytes + HASH_BYTES, 0);
         let read = read_up_to(&self.file, &mut self.buffer, self.at + HEAD_BYTES as u64)?;
         if read < self.buffer.len() {
-            return Ok(Step::Torn);
+            return Ok(ReadStep::Torn);
         }
         let hash = chained(&self.chain, &head, &self.buffer[..len_bytes]);
         if hash != self.buffer[len_bytes..] {
@@ -349,7 +349,7 @@ impl SegmentReader {
         self.next_index = self.next_index.saturating_add(u64::from(batch.count));
         self.ring_end = batch.ring_end;
         self.at += (HEAD_BYTES + len_bytes + HASH_BYTES) as u64;
-        Ok(Step::Batch(batch))
+        Ok(ReadStep::Batch(batch))
     }
 
     /// Decodes the records of the batch that was read last. Each batch has to be decoded, in order.
@@ -360,15 +360,15 @@ impl SegmentReader {
         mut each: impl FnMut(AuditRecord),
     ) -> Result<(), ReadError> {
         let len_bytes = batch.len_bytes as usize;
-        let mut input = Input(self.buffer.get(..len_bytes).unwrap_or_default());
-        let broken = |why| ReadError::Broken(self.at, why);
+        let mut input = RecordInput(self.buffer.get(..len_bytes).unwrap_or_default());
+        let broken = |why| ReadError::Corruption(self.at, why);
         for number in 0..u64::from(batch.count) {
             let index = batch.first_index.saturating_add(number);
             each(self.codec.get(index, &mut input).map_err(broken)?);
         }
         match input.0 {
             [] => Ok(()),
-            _ => Err(broken(Broken("there are bytes behind the records"))),
+            _ => Err(broken(Corruption("there are bytes behind the records"))),
         }
     }
 }

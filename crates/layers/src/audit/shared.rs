@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::ring::Ring;
+use super::ring::RecordRing;
 
 /// Figures of a log, for status and metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub struct AuditStatus {
 
 /// Both ends.
 pub(super) struct Shared {
-    pub(super) ring: Ring,
+    pub(super) ring: RecordRing,
     /// New changes wait: the log has no room.
     pub(super) blocked: AtomicBool,
     /// Records that did not fit into the ring.
@@ -55,7 +55,7 @@ struct Wake {
 }
 
 impl Shared {
-    pub(super) fn new(ring: Ring) -> Shared {
+    pub(super) fn new(ring: RecordRing) -> Shared {
         Shared {
             ring,
             blocked: AtomicBool::new(false),

@@ -16,7 +16,7 @@ use dray_rt::{DriverKind, Executor};
 
 use super::codec::Codec;
 use super::segment::SegmentWriter;
-use super::varint::Input;
+use super::varint::RecordInput;
 use super::*;
 use crate::{Observed, Observer, Outcome};
 
@@ -189,7 +189,7 @@ fn records_come_back_as_they_were_and_take_few_bytes() {
     }
     let each = bytes.len() / samples.len();
     assert!(each <= 64, "{each} bytes a record");
-    let (mut decoder, mut input) = (Codec::new(), Input(&bytes));
+    let (mut decoder, mut input) = (Codec::new(), RecordInput(&bytes));
     for (record, _) in &samples {
         assert_eq!(&decoder.get(0, &mut input).unwrap(), record);
     }
@@ -372,7 +372,7 @@ fn filled(dir: &Path, full: FullPolicy, spill: Option<PathBuf>) -> Arc<Audit> {
 
 // proves: P182
 #[test]
-fn a_log_without_room_blocks_spills_or_drops_as_it_was_told() {
+fn a_log_without_room_blocks_spills_or_drops_as_configured() {
     let dir = tempfile::tempdir().unwrap();
     let audit = filled(dir.path(), FullPolicy::Block, None);
     wait_until(|| audit.status().blocked);

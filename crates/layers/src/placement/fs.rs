@@ -88,7 +88,7 @@ impl PlacedServers {
         (entry.attr.file_type() == FileType::Regular).then_some(entry.id)
     }
 
-    /// What a rename is about to move, with its next name, if servers have to be told of it.
+    /// What a rename is about to move, with its next name, if servers have to learn of it.
     async fn about_to_move(
         &self,
         cx: &Context,

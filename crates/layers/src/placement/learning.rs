@@ -10,7 +10,7 @@ use super::slices::SliceIndex;
 
 /// Deepest directory whose path is said to a server.
 const DEPTH_MAX: usize = 4096;
-/// Calls for one file at most: a server that forgets what it has just learned would be told for ever.
+/// Calls for one file at most: a server that forgets what it has just learned would be asked for ever.
 const CALLS_MAX: usize = 4 * DEPTH_MAX;
 
 /// Listings are searched so far for the name of a directory: some 2 million names.
@@ -37,7 +37,7 @@ impl PlacedServers {
         }
     }
 
-    /// Makes a call about `ids` at a server. If the server has not met one of them, it is told where the file
+    /// Makes a call about `ids` at a server. If the server has not met one of them, it learns where the file
     /// is, and the call is made again. Errors: `ESTALE` if the file has no longer the name that is known here.
     /// The error is unmet if no name is known of the file or of a directory above.
     pub(super) fn taught<'a, T: Send + 'a, const N: usize>(

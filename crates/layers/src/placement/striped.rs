@@ -69,7 +69,7 @@ impl StripedFile {
         std::iter::once(&self.home.1).chain(self.further.iter().filter_map(OnceLock::get))
     }
 
-    /// Syncs what has been written at every server that can have a block, whoever wrote it. Errors: the
+    /// Syncs what has been written at every server that can have a block, of all writers. Errors: the
     /// first.
     pub(super) async fn sync(&self, cx: &Context, data_only: bool) -> Result<()> {
         let size = self.home.1.getattr(cx).await?.size;

@@ -24,7 +24,7 @@ use super::report::{self, ClassReport, QosReport, SAMPLE_MIN, Sample};
 use super::rules::{Caller, RuleSet};
 use super::sharing::Sharing;
 use super::state::{QosClass, State, WaitingCall, carry_counts};
-use super::tree::{CALL_COST_BYTES, Cost, Rates, Ticket, Tree};
+use super::tree::{CALL_COST_BYTES, Cost, Rates, Tree, WaiterNumber};
 use super::waiting::Waiting;
 use super::window::Window;
 
@@ -88,11 +88,7 @@ fn micros(at: Nanos) -> u64 {
 
 /// The data that a call is charged for.
 fn cost_of(call: &ObservedCall<'_>) -> Cost {
-    let bytes = match call.op {
-        Op::Read | Op::Write | Op::CopyRange | Op::Put => call.bytes,
-        _ => 0,
-    };
-    Cost { bytes }
+    Cost { bytes: if call.op.moves_data() { call.bytes } else { 0 } }
 }
 
 /// The address of a client, as rules have it.
@@ -310,7 +306,7 @@ impl Gate {
     }
 
     /// A call gives up its wait, or its grant.
-    pub(super) fn give_up(self: &Arc<Self>, ticket: Ticket) {
+    pub(super) fn give_up(self: &Arc<Self>, ticket: WaiterNumber) {
         let mut state = self.lock();
         let Some(call) = state.remove(ticket) else { return };
         let now = nanos();
@@ -333,7 +329,7 @@ impl Gate {
         let now = nanos();
         let mut tickets = state.tree.take_all();
         let number =
-            |ticket: &Ticket| state.waiting[*ticket as usize].as_ref().map(|one| one.number);
+            |ticket: &WaiterNumber| state.waiting[*ticket as usize].as_ref().map(|one| one.number);
         tickets.sort_by_key(number);
         let before = std::mem::take(&mut state.classes);
         state.new_tree(&rules);

@@ -23,7 +23,7 @@ mod window;
 pub use bucket::Nanos;
 pub use gate::QosGate;
 pub use report::{ClassReport, QosReport};
-pub use rules::{Key, Pattern, QosRule, RuleSet};
+pub use rules::{Pattern, QosRule, RuleKey, RuleSet};
 pub use sharing::{ClassUsage, REPORT_MAX};
 pub use tree::{CALL_COST_BYTES, Cost, NodeIndex, Rates, Tree};
 pub use window::Window;

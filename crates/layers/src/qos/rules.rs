@@ -22,7 +22,7 @@ const MILLI_MAX: u32 = 1_000_000_000;
 
 /// What a rule looks at, the most telling first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Key {
+pub enum RuleKey {
     /// The batch job.
     Job,
     /// The user.
@@ -35,24 +35,25 @@ pub enum Key {
     Op,
 }
 
-impl Key {
+impl RuleKey {
     /// All, the most telling first.
-    pub const ALL: [Key; 5] = [Key::Job, Key::User, Key::Group, Key::Node, Key::Op];
+    pub const ALL: [RuleKey; 5] =
+        [RuleKey::Job, RuleKey::User, RuleKey::Group, RuleKey::Node, RuleKey::Op];
 
     /// As administrators write it.
     pub fn name(self) -> &'static str {
         match self {
-            Key::Job => "job",
-            Key::User => "user",
-            Key::Group => "group",
-            Key::Node => "node",
-            Key::Op => "op",
+            RuleKey::Job => "job",
+            RuleKey::User => "user",
+            RuleKey::Group => "group",
+            RuleKey::Node => "node",
+            RuleKey::Op => "op",
         }
     }
 
     /// The key of that name.
-    pub fn named(name: &str) -> Option<Key> {
-        Key::ALL.into_iter().find(|key| key.name() == name)
+    pub fn named(name: &str) -> Option<RuleKey> {
+        RuleKey::ALL.into_iter().find(|key| key.name() == name)
     }
 }
 
@@ -141,11 +142,11 @@ pub struct QosRule {
     /// Its name.
     pub name: String,
     /// The calls that are meant: those for which each key has one of its values. None: the export.
-    pub matches: BTreeMap<Key, Vec<Pattern>>,
+    pub matches: BTreeMap<RuleKey, Vec<Pattern>>,
     /// The rule that it is a part of.
     pub within: Option<String>,
     /// One class for each value of this key; none: one class in all.
-    pub each: Option<Key>,
+    pub each: Option<RuleKey>,
     /// Thousandths; none: 1000.
     pub weight_milli: Option<u32>,
     /// Bytes a second that it has in any case.
@@ -171,7 +172,7 @@ impl QosRule {
     }
 
     fn mask(&self) -> u32 {
-        let bit = |key: &Key| 1 << (Key::ALL.len() - 1 - *key as usize);
+        let bit = |key: &RuleKey| 1 << (RuleKey::ALL.len() - 1 - *key as usize);
         self.matches.keys().map(bit).sum()
     }
 
@@ -181,7 +182,7 @@ impl QosRule {
     }
 
     fn overlaps(&self, other: &QosRule) -> bool {
-        let meet = |(key, ours): (&Key, &Vec<Pattern>)| {
+        let meet = |(key, ours): (&RuleKey, &Vec<Pattern>)| {
             let theirs = &other.matches[key];
             ours.iter().any(|one| theirs.iter().any(|other| one.meets(other)))
         };
@@ -262,26 +263,32 @@ pub struct Caller<'a> {
 }
 
 impl Caller<'_> {
-    fn is_meant(&self, key: Key, pattern: &Pattern) -> bool {
+    fn is_meant(&self, key: RuleKey, pattern: &Pattern) -> bool {
         let in_ids = |id: u32| matches!(pattern, Pattern::Ids(a, b) if (*a..=*b).contains(&id));
         match (key, pattern) {
-            (Key::Job, Pattern::Text(text)) => glob_matches(text.as_bytes(), self.job.as_bytes()),
-            (Key::Node, Pattern::Text(text)) => glob_matches(text.as_bytes(), self.node.as_bytes()),
-            (Key::User, _) => in_ids(self.uid.0),
-            (Key::Group, _) => in_ids(self.gid.0) || self.groups.iter().any(|gid| in_ids(gid.0)),
-            (Key::Op, Pattern::Ops(ops)) => ops & 1 << (self.op as u64) != 0,
-            (Key::Job | Key::Node | Key::Op, _) => false,
+            (RuleKey::Job, Pattern::Text(text)) => {
+                glob_matches(text.as_bytes(), self.job.as_bytes())
+            }
+            (RuleKey::Node, Pattern::Text(text)) => {
+                glob_matches(text.as_bytes(), self.node.as_bytes())
+            }
+            (RuleKey::User, _) => in_ids(self.uid.0),
+            (RuleKey::Group, _) => {
+                in_ids(self.gid.0) || self.groups.iter().any(|gid| in_ids(gid.0))
+            }
+            (RuleKey::Op, Pattern::Ops(ops)) => ops & 1 << (self.op as u64) != 0,
+            (RuleKey::Job | RuleKey::Node | RuleKey::Op, _) => false,
         }
     }
 
     /// The value of a key, as the name of a class.
-    fn value(&self, key: Key) -> String {
+    fn value(&self, key: RuleKey) -> String {
         match key {
-            Key::Job => self.job.to_owned(),
-            Key::User => self.uid.0.to_string(),
-            Key::Group => self.gid.0.to_string(),
-            Key::Node => self.node.to_owned(),
-            Key::Op => self.op.name().to_owned(),
+            RuleKey::Job => self.job.to_owned(),
+            RuleKey::User => self.uid.0.to_string(),
+            RuleKey::Group => self.gid.0.to_string(),
+            RuleKey::Node => self.node.to_owned(),
+            RuleKey::Op => self.op.name().to_owned(),
         }
     }
 }
@@ -362,7 +369,7 @@ impl RuleSet {
         let rules_of = compiled?;
         check_reservations(&rules_of, &root)?;
         let by_op = |rule: &CompiledRule| {
-            rule.rule.matches.contains_key(&Key::Op) || rule.rule.each == Some(Key::Op)
+            rule.rule.matches.contains_key(&RuleKey::Op) || rule.rule.each == Some(RuleKey::Op)
         };
         Ok(RuleSet {
             by_op: rules_of.iter().any(by_op),

@@ -13,7 +13,7 @@ use super::gate::nanos;
 use super::report::{ClassCounts, Sample};
 use super::rules::{Caller, RuleSet};
 use super::sharing::Sharing;
-use super::tree::{Cost, NodeIndex, Rates, Ticket, Tree};
+use super::tree::{Cost, NodeIndex, Rates, Tree, WaiterNumber};
 use super::window::Window;
 
 /// Classes of one export; callers beyond share one class for each rule.
@@ -66,7 +66,7 @@ pub(super) struct State {
     pub(super) inner: HashMap<usize, NodeIndex>,
     pub(super) classes: HashMap<(Option<usize>, String), Arc<QosClass>>,
     pub(super) waiting: Vec<Option<WaitingCall>>,
-    pub(super) free: Vec<Ticket>,
+    pub(super) free: Vec<WaiterNumber>,
     pub(super) arrivals: u64,
     pub(super) window: Window,
     /// When the timer wakes.
@@ -226,7 +226,7 @@ impl State {
     }
 
     /// Puts a call behind those of its class.
-    pub(super) fn wait(&mut self, call: WaitingCall) -> Ticket {
+    pub(super) fn wait(&mut self, call: WaitingCall) -> WaiterNumber {
         let (node, cost) = (call.class.node, call.cost);
         let ticket = self.free.pop().unwrap_or_else(|| {
             self.waiting.push(None);
@@ -237,7 +237,7 @@ impl State {
         ticket
     }
 
-    pub(super) fn remove(&mut self, ticket: Ticket) -> Option<WaitingCall> {
+    pub(super) fn remove(&mut self, ticket: WaiterNumber) -> Option<WaitingCall> {
         let call = self.waiting[ticket as usize].take()?;
         self.free.push(ticket);
         Some(call)

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Nanos;
-use super::tree::{Cost, NodeIndex, Rates, Ticket, Tree};
+use super::tree::{Cost, NodeIndex, Rates, Tree, WaiterNumber};
 
 pub(super) const MS: Nanos = 1_000_000;
 pub(super) const SECOND: Nanos = 1_000_000_000;
@@ -21,8 +21,8 @@ pub(super) struct ScheduleModel {
     busy_until: Nanos,
     pub(super) clients: Vec<LoadingClient>,
     /// By ticket: the client.
-    tickets: BTreeMap<Ticket, usize>,
-    next_ticket: Ticket,
+    tickets: BTreeMap<WaiterNumber, usize>,
+    next_ticket: WaiterNumber,
 }
 
 pub(super) struct LoadingClient {
@@ -92,7 +92,7 @@ impl ScheduleModel {
         self.ask();
     }
 
-    fn done(&mut self, ticket: Ticket) {
+    fn done(&mut self, ticket: WaiterNumber) {
         let client = &mut self.clients[self.tickets.remove(&ticket).unwrap()];
         client.waiting -= 1;
         client.done_bytes += client.call.bytes;

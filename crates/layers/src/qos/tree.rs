@@ -21,7 +21,7 @@ use super::bucket::{Bucket, Nanos};
 use super::meter::Meter;
 
 /// A call that waits, by the caller's number.
-pub type Ticket = u32;
+pub type WaiterNumber = u32;
 
 /// What one call costs among classes, beside its bytes: bytes.
 pub const CALL_COST_BYTES: u64 = 32 << 10;
@@ -118,7 +118,7 @@ struct Node {
     held_until: Option<Nanos>,
     /// Its key among those with a reservation.
     due: Option<Nanos>,
-    queue: VecDeque<(Ticket, Cost)>,
+    queue: VecDeque<(WaiterNumber, Cost)>,
     last_used: Nanos,
     meter: Meter,
 }
@@ -296,14 +296,14 @@ impl Tree {
     }
 
     /// A call of `leaf` waits.
-    pub fn wait(&mut self, now: Nanos, leaf: NodeIndex, ticket: Ticket, cost: Cost) {
+    pub fn wait(&mut self, now: Nanos, leaf: NodeIndex, ticket: WaiterNumber, cost: Cost) {
         self.nodes[leaf.at()].queue.push_back((ticket, cost));
         self.waiting += 1;
         self.update(now, leaf);
     }
 
     /// A call gives up. Whether it waited there.
-    pub fn give_up(&mut self, now: Nanos, leaf: NodeIndex, ticket: Ticket) -> bool {
+    pub fn give_up(&mut self, now: Nanos, leaf: NodeIndex, ticket: WaiterNumber) -> bool {
         let queue = &mut self.nodes[leaf.at()].queue;
         let Some(place) = queue.iter().position(|(one, _)| *one == ticket) else { return false };
         queue.remove(place);
@@ -313,7 +313,7 @@ impl Tree {
     }
 
     /// All that wait, taken out, in no order.
-    pub fn take_all(&mut self) -> Vec<Ticket> {
+    pub fn take_all(&mut self) -> Vec<WaiterNumber> {
         let queues = self.nodes.iter_mut().flat_map(|node| node.queue.drain(..));
         self.waiting = 0;
         queues.map(|(ticket, _)| ticket).collect()
@@ -322,7 +322,7 @@ impl Tree {
     /// The next call to begin, which is charged. `fits` says whether there is room for a call of
     /// that cost; if not for the next one, there is none for any. None: nobody waits, or all who do
     /// are held up.
-    pub fn next(&mut self, now: Nanos, fits: impl Fn(Cost) -> bool) -> Option<Ticket> {
+    pub fn next(&mut self, now: Nanos, fits: impl Fn(Cost) -> bool) -> Option<WaiterNumber> {
         self.release_held(now);
         let from = self.first_due(now).unwrap_or(NodeIndex::ROOT);
         let leaf = self.descend(from)?;

@@ -7,13 +7,13 @@ use std::task::{Context as TaskContext, Poll};
 use dray_core::{Context, Grant, Result};
 
 use super::gate::Gate;
-use super::tree::Ticket;
+use super::tree::WaiterNumber;
 
 /// A call that waits.
 pub(super) struct Waiting {
     pub(super) gate: Arc<Gate>,
     /// None: it has its grant.
-    pub(super) ticket: Option<Ticket>,
+    pub(super) ticket: Option<WaiterNumber>,
     pub(super) cx: Context,
 }
 

@@ -153,7 +153,7 @@ struct AuditSink {
 }
 
 impl AuditSink {
-    /// Tells whoever waits. `next` is the state from then on.
+    /// Notifies the caller that waits. `next` is the state from then on.
     fn tell_error(&self, error: AuditError, next: Awaited) {
         // Nobody may wait any more.
         match std::mem::replace(&mut *lock(&self.awaited), next) {

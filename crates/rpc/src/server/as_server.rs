@@ -24,7 +24,7 @@ pub(crate) async fn open(
 }
 
 fn own(cx: &Context) -> Context {
-    Context { who: Identity::system(), internal: true, claims: true, ..cx.uncounted() }
+    Context { who: Identity::system(), internal: true, reclaims: true, ..cx.uncounted() }
 }
 
 /// For what no call of a client is about.

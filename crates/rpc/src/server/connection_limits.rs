@@ -113,7 +113,7 @@ impl ConnectionLimits {
         }
     }
 
-    fn guests_max(&self) -> usize {
+    fn handshakes_max(&self) -> usize {
         HANDSHAKES_MAX.min(self.connections_max / 4)
     }
 
@@ -127,13 +127,13 @@ impl ConnectionLimits {
         self: &Arc<ConnectionLimits>,
         peer: Peer,
     ) -> Result<(Option<ConnectionPlace>, HandshakePlace), Overload> {
-        let (who, guests_max) = (peer.address(), self.guests_max());
+        let (who, handshakes_max) = (peer.address(), self.handshakes_max());
         let mut state = self.lock();
         let of_this = state.handshakes.get(&who).copied().unwrap_or(0);
-        if state.handshakes_all >= guests_max {
+        if state.handshakes_all >= handshakes_max {
             return Err(Overload::Everybody);
         }
-        if of_this >= (guests_max / PARTS).max(OF_ONE_MIN) {
+        if of_this >= (handshakes_max / PARTS).max(OF_ONE_MIN) {
             return Err(Overload::OneAddress);
         }
         let connections_of = state.connections_of.get(&who).copied().unwrap_or(0);

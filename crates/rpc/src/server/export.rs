@@ -64,10 +64,10 @@ pub struct Export {
     pub(crate) instance: u64,
     /// Every caller is the same user there, and the server says so to clients.
     pub one_user: bool,
-    /// Some callers are other users at the export than they say, and clients are told.
+    /// Some callers are other users at the export than they say. Clients learn that.
     pub squashes: bool,
     /// What serves the export answers writes before it carries them out, and reports errors later.
-    /// Clients are told.
+    /// Clients learn that.
     pub writes_late: bool,
     /// The definition of the projection of which the export is a part. A client that places by
     /// another one is refused. None: it is no part of any.

@@ -48,14 +48,14 @@ mod tests {
         let mut executor =
             dray_rt::Executor::new(dray_rt::DriverKind::Simulated { seed: 1 }).unwrap();
         executor.block_on(async {
-            let (seldom, mut said) = (LogThrottle::default(), Vec::new());
+            let (throttle, mut said) = (LogThrottle::default(), Vec::new());
             for _ in 0..3 {
-                seldom.say(|more| said.push(more.to_owned()));
+                throttle.say(|more| said.push(more.to_owned()));
             }
             dray_rt::sleep(QUIET).await;
-            seldom.say(|more| said.push(more.to_owned()));
+            throttle.say(|more| said.push(more.to_owned()));
             dray_rt::sleep(QUIET).await;
-            seldom.say(|more| said.push(more.to_owned()));
+            throttle.say(|more| said.push(more.to_owned()));
             assert_eq!(said, ["", " (and 2 times more since this was last said)", ""]);
         });
     }

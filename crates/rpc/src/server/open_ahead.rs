@@ -19,7 +19,7 @@ use crate::wire::OPEN_AHEAD_USED_MAX;
 /// of a client wrong by this factor.
 const HELD: Duration = Duration::from_millis(4 * OPEN_AHEAD_USED_MAX.as_millis() as u64);
 
-/// Independent parts of the table, so that threads seldom meet.
+/// Independent parts of the table, so that threads rarely meet.
 const SHARDS: usize = 64;
 /// Files of one part: where there are as many, no further one is opened ahead.
 const FILES_MAX: usize = 64;

@@ -15,9 +15,9 @@ pub enum Sabotage {
     Intents(Option<Op>),
     /// Changes of this kind are answered and not made, now and then. Only kinds whose answer
     /// carries nothing but success: writes, removals, renames, syncs.
-    Forgotten(Op),
+    DroppedChanges(Op),
     /// A connection goes on being read when its client has come back on another.
-    Fence,
+    ConnectionFence,
     /// Locks are granted, though another owner holds them.
     Locks,
     /// Reclaims of locks are answered with success, and the locks are not taken.
@@ -25,15 +25,15 @@ pub enum Sabotage {
     /// Files that are closed stay open.
     Closes,
     /// The buffers of reads are not given back, now and then.
-    Buffers,
+    ReadBuffers,
     /// Clients that say goodbye are not let go.
     Goodbyes,
     /// Range grants of changes that a crash cut short are not held for their callers.
     CutShortGrants,
-    /// Files that are removed during the recovery window are not held for returning clients.
+    /// Files that are removed during the recovery window are not held for recovery.
     HeldFiles,
     /// Clients do not learn that the machine has lost power.
-    Boot,
+    PowerLossNotice,
     /// Changes replayed after a loss of power are answered with success, and not made.
     Replay,
     /// Replayed changes are made in the order of their arrival.
@@ -45,11 +45,11 @@ pub enum Sabotage {
     /// Parts of a split read bear one version, even if a write came in between.
     SplitReads,
     /// Reads and writes of the same bytes do not wait for each other.
-    Reads,
+    RangeLocks,
     /// Changes of rights do not wait for files that were opened ahead.
     OpenAhead,
     /// An open by name opens whichever file has the name now.
-    Named,
+    OpenByName,
     /// The last changes of a client are not synced when it leaves.
     LastSync,
     /// Now and then a client that caches an open file is not notified of a change of it.
@@ -104,8 +104,8 @@ impl BrokenPromises {
     }
 
     /// Whether this call is answered and not carried out.
-    pub(crate) fn forgets(self, op: Op) -> bool {
-        self.is(Sabotage::Forgotten(op)) && dray_rt::random_u64().is_multiple_of(8)
+    pub(crate) fn drops_change(self, op: Op) -> bool {
+        self.is(Sabotage::DroppedChanges(op)) && dray_rt::random_u64().is_multiple_of(8)
     }
 
     /// Whether no client is notified of this change.

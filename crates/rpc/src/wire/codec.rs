@@ -207,14 +207,14 @@ macro_rules! wire_struct {
             }
         }
     };
-    ($(#[$doc:meta])* $name:ident $(<$life:lifetime>)? {
+    ($(#[$doc:meta])* $name:ident $(<$a:lifetime>)? {
         $($(#[$field_doc:meta])* $field:ident: $type:ty),* $(,)?
     }) => {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq, Eq)]
-        pub struct $name $(<$life>)? { $($(#[$field_doc])* pub $field: $type),* }
+        pub struct $name $(<$a>)? { $($(#[$field_doc])* pub $field: $type),* }
 
-        $crate::wire::codec::wire_fields!($name $(<$life>)? { $($field),* });
+        $crate::wire::codec::wire_fields!($name $(<$a>)? { $($field),* });
     };
 }
 
@@ -230,12 +230,12 @@ macro_rules! wire_fields {
             }
         }
     };
-    ($name:ident<$life:lifetime> { $($field:ident),* }) => {
-        impl<$life> $crate::wire::Wire<$life> for $name<$life> {
+    ($name:ident<$a:lifetime> { $($field:ident),* }) => {
+        impl<$a> $crate::wire::Wire<$a> for $name<$a> {
             fn put(&self, out: &mut Vec<u8>) {
                 $(self.$field.put(out);)*
             }
-            fn get(input: &mut $crate::wire::Input<$life>) -> Result<Self, $crate::wire::Malformed> {
+            fn get(input: &mut $crate::wire::Input<$a>) -> Result<Self, $crate::wire::Malformed> {
                 Ok($name { $($field: input.get()?),* })
             }
         }

@@ -187,7 +187,7 @@ impl NotifyHead {
     /// A client releases files that an earlier process of it had open. The server closes the files
     /// with numbers in this range, from and to, and releases locks taken through them.
     pub const RELEASED: u8 = 12;
-    /// From the server: leases are asked back. A [`Recall`](super::Recall) follows, with as many
+    /// From the server: leases are asked back. A [`RecallMessage`](super::RecallMessage) follows, with as many
     /// items as the argument says.
     pub const RECALL: u8 = 13;
     /// From the client: it has dropped all that the recall with the number that follows, eight

@@ -11,14 +11,14 @@ pub const RECALL_ITEMS_MAX: usize = 256;
 
 /// Leases that a server asks back together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Recall {
+pub struct RecallMessage {
     /// The number among the recalls of the session. The answer has it.
     pub number: u64,
     /// At most [`RECALL_ITEMS_MAX`].
     pub items: Vec<RecallItem>,
 }
 
-impl Recall {
+impl RecallMessage {
     /// Appends the whole message, from its kind on.
     pub fn put_message(&self, out: &mut Vec<u8>) {
         assert!(self.items.len() <= RECALL_ITEMS_MAX, "a recall that no message takes");
@@ -30,13 +30,13 @@ impl Recall {
 
     /// What stands behind the head, whose argument is `count`. Errors: too many items, or fewer are
     /// there, or a name is none.
-    pub fn get(count: u32, input: &mut Input<'_>) -> Result<Recall, Malformed> {
+    pub fn get(count: u32, input: &mut Input<'_>) -> Result<RecallMessage, Malformed> {
         if count as usize > RECALL_ITEMS_MAX {
             return Err(Malformed("too many items of a recall"));
         }
         let number = input.get()?;
         let items = (0..count).map(|_| input.get()).collect::<Result<_, _>>()?;
-        Ok(Recall { number, items })
+        Ok(RecallMessage { number, items })
     }
 
     /// Appends the whole message by which a client answers the recall of this number.
@@ -79,16 +79,16 @@ mod tests {
         let id = FileId { ino: 1, generation: 2 };
         let name = NameBuf::new(&[b'n'; NAME_MAX_BYTES]).ok();
         let item = RecallItem { id, kinds: LeaseKinds::NAMES, name };
-        let recall = Recall { number: 7, items: vec![item; RECALL_ITEMS_MAX] };
+        let recall = RecallMessage { number: 7, items: vec![item; RECALL_ITEMS_MAX] };
         let mut message = Vec::new();
         recall.put_message(&mut message);
         assert!(message.len() <= HEAD_MAX_BYTES);
         let mut input = Input(&message);
         let head = NotifyHead::get_message(&mut input).unwrap();
         assert_eq!((head.what, head.tag), (NotifyHead::RECALL, RECALL_ITEMS_MAX as u32));
-        assert_eq!(Recall::get(head.tag, &mut input.clone()), Ok(recall));
-        assert!(Recall::get(head.tag, &mut Input(&input.0[1..])).is_err());
-        assert!(Recall::get(head.tag + 1, &mut input).is_err());
+        assert_eq!(RecallMessage::get(head.tag, &mut input.clone()), Ok(recall));
+        assert!(RecallMessage::get(head.tag, &mut Input(&input.0[1..])).is_err());
+        assert!(RecallMessage::get(head.tag + 1, &mut input).is_err());
     }
 
     #[test]
@@ -97,7 +97,7 @@ mod tests {
             let mut message = Vec::new();
             (7u64, (FileId { ino: 1, generation: 2 }, kinds)).put(&mut message);
             Some(name).put(&mut message);
-            assert!(Recall::get(1, &mut Input(&message)).is_err(), "{kinds} {name:?}");
+            assert!(RecallMessage::get(1, &mut Input(&message)).is_err(), "{kinds} {name:?}");
         }
     }
 }

@@ -33,7 +33,7 @@ pub use codec::{Input, Malformed, Wire};
 pub use head::{CallHead, Kind, NO_SLOT, NotifyHead, peek_kind, peek_tag, peek_unknown_op};
 pub use hello::{Auth, Challenge, HandshakeError, Hello, Proof, Refused, Welcome};
 pub use jobs::{CALLERS_MAX, get_callers, get_jobs, put_callers, put_jobs};
-pub use leases::{RECALL_ITEMS_MAX, Recall};
+pub use leases::{RECALL_ITEMS_MAX, RecallMessage};
 pub(crate) use operations::copied_bytes;
 pub use operations::feature_of;
 pub use replica::{BatchHead, BatchOutcome, BatchReply, ReplicaHello, ReplicaWelcome};

@@ -1,4 +1,4 @@
-//! Readers of audits at a server, and whoever else comes there.
+//! Readers of audits at a server, and other peers that connect there.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,7 +17,7 @@ use dray_rpc::wire::{
     VERSION_MAX, VERSION_MIN,
 };
 
-/// A log of records that are their numbers. It has as many as it was told.
+/// A log of records that are their numbers. It has as many as the test sets.
 struct Numbers(Arc<AtomicU64>);
 
 impl AuditReader for Numbers {
@@ -104,7 +104,7 @@ fn records_come_once_there_are_some() {
 
 // proves: P207
 #[test]
-fn whoever_has_another_key_or_none_reads_nothing() {
+fn a_reader_with_another_key_or_none_reads_nothing() {
     simulate(1, async {
         let (_, connector) = served(Some(KEY));
         for (theirs, words) in
@@ -121,13 +121,13 @@ fn whoever_has_another_key_or_none_reads_nothing() {
 }
 
 /// Says what a reader of ours would not: a proof that is none, and two questions at once.
-struct Stranger {
+struct UnauthenticatedPeer {
     connection: Arc<dyn Connection>,
     answers: Arc<AtomicU64>,
     welcomed: Arc<AtomicBool>,
 }
 
-impl Sink for Stranger {
+impl Sink for UnauthenticatedPeer {
     fn poll_place(
         &mut self,
         _: &mut TaskContext<'_>,
@@ -161,12 +161,12 @@ impl Sink for Stranger {
     }
 }
 
-/// Answers that such a stranger gets, and whether a welcome is among these. The server ends the connection.
+/// Answers that such a peer gets, and whether a welcome is among these. The server ends the connection.
 async fn turned_away(text: Option<&str>) -> (u64, bool) {
     let (_, connector) = served(text);
     let connection = connector.connect().await.unwrap();
     let (answers, welcomed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-    let mut sink = Stranger {
+    let mut sink = UnauthenticatedPeer {
         connection: connection.clone(),
         answers: answers.clone(),
         welcomed: welcomed.clone(),

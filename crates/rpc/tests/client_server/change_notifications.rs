@@ -37,7 +37,7 @@ fn clients_tell_the_jobs_of_callers_when_their_server_is_looked_at() {
         let server = slow_server(Duration::from_secs(60));
         serve_simulated(&network, "s", &server, &scope);
         let asked = Arc::new(Mutex::new(Vec::new()));
-        for (pid, name_of_dir) in [(77, "told"), (78, "never told"), (79, "unknown")] {
+        for (pid, name_of_dir) in [(77, "notified"), (78, "never notified"), (79, "unknown")] {
             let fs = connect(network.connector("s"), client_options()).await.unwrap();
             let asked = asked.clone();
             let find: dray_core::FindJobs = Box::new(move |callers, tell| {

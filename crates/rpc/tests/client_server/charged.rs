@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::common::raw::{PATIENCE, ask, frame, guest, head, identity_of, message, read_frame};
+use crate::common::raw::{PATIENCE, ask, frame, handshake, head, identity_of, message, read_frame};
 use crate::common::{memory, run, serve_sockets};
 use dray_core::{
     Context, CreateHow, FileId, FileSystem, GROUPS_MAX, Gid, Identity, Lock, LockFamily, LockKind,
@@ -57,8 +57,8 @@ impl Served {
         Served { socket, server, over, thread: Some(thread), _dir: dir }
     }
 
-    fn guest(&self) -> (UnixStream, FileId) {
-        let (stream, welcome) = guest(&self.socket).unwrap();
+    fn handshake(&self) -> (UnixStream, FileId) {
+        let (stream, welcome) = handshake(&self.socket).unwrap();
         (stream, welcome.info.root)
     }
 
@@ -123,7 +123,7 @@ fn pages_of_listings_count() {
         }
     });
     let served = Served::new(Arc::new(fs));
-    let (mut lazy, root) = served.guest();
+    let (mut lazy, root) = served.handshake();
     let how = OpenHow::new(libc::O_RDONLY | libc::O_DIRECTORY);
     let open = Call::Open { id: root, how, handle: 1, again: false };
     assert_eq!(ask(&mut lazy, &slotted(Op::Open, 0, 1), &open).unwrap().errno, 0);
@@ -139,7 +139,7 @@ fn pages_of_listings_count() {
 #[test]
 fn long_answers_count() {
     let served = Served::new(Arc::new(memory()));
-    let (mut lazy, id) = served.guest();
+    let (mut lazy, id) = served.handshake();
     let value = vec![b'v'; 60 << 10];
     let set = Call::Setxattr { id, name: b"user.x", value: &value, how: XattrSet::Any };
     assert_eq!(ask(&mut lazy, &slotted(Op::Setxattr, 0, 1), &set).unwrap().errno, 0);
@@ -173,7 +173,7 @@ fn bodies_of_calls_count() {
     };
     let fs = Observed::new(Arc::new(memory()), Arc::new(Faults::new(vec![slow])));
     let served = Served::new(Arc::new(fs));
-    let (stream, id) = served.guest();
+    let (stream, id) = served.handshake();
     let mut writer = stream.try_clone().unwrap();
     let writing = std::thread::spawn(move || {
         let value = vec![b'v'; 60 << 10];
@@ -204,7 +204,7 @@ fn bodies_of_calls_count() {
 #[test]
 fn callers_count() {
     let served = Served::new(Arc::new(memory()));
-    let (mut stream, _) = served.guest();
+    let (mut stream, _) = served.handshake();
     for index in 1..100u32 {
         let groups = (0..GROUPS_MAX as u32).map(|group| Gid(1000 * index + group)).collect();
         let who = Identity { groups, ..Identity::default() };
@@ -218,7 +218,7 @@ fn callers_count() {
 #[test]
 fn calls_that_wait_count() {
     let served = Served::new(Arc::new(memory()));
-    let (mut stream, root) = served.guest();
+    let (mut stream, root) = served.handshake();
     let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o600, exclusive: true };
     let create = Call::Create { dir: root, name: b"f", how, handle: 1 };
     assert_eq!(ask(&mut stream, &slotted(Op::Create, 0, 1), &create).unwrap().errno, 0);

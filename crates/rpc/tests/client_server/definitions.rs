@@ -5,7 +5,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::raw::{NO_PROOF, frame, guest_as, hello, read_frame, unauthenticated};
+use crate::common::raw::{NO_PROOF, frame, handshake_as, hello, read_frame, unauthenticated};
 use crate::common::{
     client_options, connect, key, memory, run, serve_simulated, serve_sockets, serve_within,
     simulate,
@@ -85,7 +85,8 @@ fn a_client_of_the_version_before_is_refused_in_words() {
         let server = server_of(FIRST, ServerOptions::default());
         serve_sockets(&Address::Unix(socket.clone()), server).await;
         let by_hand = std::thread::spawn(move || {
-            let refused = guest_as(&socket, &hello("data"), &NO_PROOF).err().unwrap().to_string();
+            let refused =
+                handshake_as(&socket, &hello("data"), &NO_PROOF).err().unwrap().to_string();
             assert!(refused.contains("use a newer dray to mount it"), "{refused}");
         });
         while !by_hand.is_finished() {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::calls::{self, Words};
 use crate::common::raw::{
-    Chance, PATIENCE, ask, frame, guest, head, hello, identity, message, read_frame,
+    Chance, PATIENCE, ask, frame, handshake, head, hello, identity, message, read_frame,
     unauthenticated,
 };
 use crate::common::{client_options, connect, memory, run, serve_sockets};
@@ -150,7 +150,7 @@ fn hostile_bytes(chance: &mut Chance, welcome: &Welcome, tag: u32) -> Vec<u8> {
 /// A connection that is hostile until the server has enough of it.
 fn be_hostile(socket: &Path, seed: u64) {
     let mut chance = Chance::new(seed);
-    let Ok((mut stream, welcome)) = guest(socket) else { panic!("seed {seed}: not let in") };
+    let Ok((mut stream, welcome)) = handshake(socket) else { panic!("seed {seed}: not let in") };
     let reads = chance.below(4) > 0;
     for tag in 0..120 {
         if stream.write_all(&hostile_bytes(&mut chance, &welcome, tag)).is_err() {
@@ -207,7 +207,7 @@ fn hostile_clients_disturb_no_other_client_on_a_directory() {
 fn a_client_that_stops_reading_holds_a_share_and_is_ended() {
     let served = Served::new(Arc::new(memory()));
     let stop = Arc::new(AtomicBool::new(false));
-    let (mut lazy, welcome) = guest(&served.socket).unwrap();
+    let (mut lazy, welcome) = handshake(&served.socket).unwrap();
     let root = welcome.info.root;
     let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o600, exclusive: false };
     let create = Call::Create { dir: root, name: b"large", how, handle: 1 };
@@ -224,7 +224,7 @@ fn a_client_that_stops_reading_holds_a_share_and_is_ended() {
     }
     let honest = honest_client(&served.socket, stop.clone());
     let half_frame = {
-        let (mut stream, _) = guest(&served.socket).unwrap();
+        let (mut stream, _) = handshake(&served.socket).unwrap();
         let write = Call::Write { handle: 1, how: WriteHow::at(0) };
         let bytes = frame(&message(&head(Op::Write, 1), &write), &vec![1; 1 << 20]);
         stream.write_all(&bytes[..500_000]).unwrap();
@@ -256,7 +256,7 @@ fn a_client_that_stops_reading_holds_a_share_and_is_ended() {
 #[test]
 fn unread_answers_count_as_calls_under_way() {
     let served = Served::new(Arc::new(memory()));
-    let (mut stream, welcome) = guest(&served.socket).unwrap();
+    let (mut stream, welcome) = handshake(&served.socket).unwrap();
     let call = Call::Getattr { id: welcome.info.root, handle: None };
     let mut sent = 0;
     // The kernel's buffers take some thousands of answers before any is queued.
@@ -277,9 +277,9 @@ fn unauthenticated_peers_are_bounded_and_leave_room_when_they_go() {
     let closed = |stream: &mut UnixStream| matches!(stream.read(&mut [0; 1]), Ok(0));
     let refused = crowd[128..].iter_mut().filter_map(|stream| closed(stream).then_some(()));
     assert_eq!(refused.count(), 72);
-    assert!(guest(&served.socket).is_err(), "as many as there may be from one place");
+    assert!(handshake(&served.socket).is_err(), "as many as there may be from one place");
     crowd.truncate(100);
-    eventually("there is room again", || guest(&served.socket).is_ok());
+    eventually("there is room again", || handshake(&served.socket).is_ok());
     served.end();
 }
 

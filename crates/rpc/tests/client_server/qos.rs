@@ -11,7 +11,7 @@ use dray_core::{
 };
 use dray_fabric::sim::Network;
 use dray_layers::qos::rules::Amount;
-use dray_layers::qos::{Key, Pattern, QosGate, QosRule, RuleSet};
+use dray_layers::qos::{Pattern, QosGate, QosRule, RuleKey, RuleSet};
 use dray_rpc::client::RemoteFs;
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rt::{Join, Scope, now, sleep, spawn_join};
@@ -32,7 +32,7 @@ fn user(uid: u32) -> Context {
 fn of_user(uid: u32) -> QosRule {
     QosRule {
         name: format!("user-{uid}"),
-        matches: BTreeMap::from([(Key::User, vec![Pattern::Ids(uid, uid)])]),
+        matches: BTreeMap::from([(RuleKey::User, vec![Pattern::Ids(uid, uid)])]),
         ..QosRule::default()
     }
 }

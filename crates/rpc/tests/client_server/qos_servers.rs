@@ -12,7 +12,7 @@ use dray_core::{
     RequestId, Uid,
 };
 use dray_layers::qos::rules::Amount;
-use dray_layers::qos::{Key, Pattern, QosGate, QosRule, RuleSet};
+use dray_layers::qos::{Pattern, QosGate, QosRule, RuleKey, RuleSet};
 use dray_rt::{ExecutorHandle, Scope, sleep, spawn};
 
 const MIB: u64 = 1 << 20;
@@ -106,7 +106,7 @@ async fn call(admission: &dyn CallAdmission, cx: &Context) {
 fn of_user(uid: u32, limit_mib: u64) -> QosRule {
     QosRule {
         name: format!("user-{uid}"),
-        matches: BTreeMap::from([(Key::User, vec![Pattern::Ids(uid, uid)])]),
+        matches: BTreeMap::from([(RuleKey::User, vec![Pattern::Ids(uid, uid)])]),
         limit: (limit_mib > 0).then_some(Amount::Units(limit_mib * MIB)),
         ..QosRule::default()
     }
@@ -118,7 +118,7 @@ fn assert_near(is: f64, should: f64) {
 
 // proves: P211
 #[test]
-fn servers_keep_one_limit_together_whoever_of_them_is_asked() {
+fn servers_keep_one_limit_together_whichever_of_them_is_asked() {
     simulate(1, async {
         let servers = Servers::new(3, &[of_user(7, 60)]);
         let all: Vec<Scope> =

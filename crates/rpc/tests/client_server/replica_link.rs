@@ -1,4 +1,4 @@
-//! Notes on their way between the two servers of a slice, and whoever else comes there.
+//! Notes on their way between the two servers of a slice, and other peers that connect there.
 
 use std::io;
 use std::sync::Arc;
@@ -167,7 +167,7 @@ fn a_server_that_is_not_there_is_not_asked_all_the_time_and_found_when_it_is_bac
         let backup = backup(&network, terms(5, None));
         dray_rt::sleep(Duration::from_secs(1)).await;
         link.ship(1, 0, COPY.to_vec()).await.unwrap();
-        // A machine that has gone answers nothing: whoever waits gives up, and tries another connection.
+        // A machine that has gone answers nothing: the waiting server gives up, and tries another connection.
         network.set_weather(Weather { delay_min: Duration::from_secs(9), ..Weather::default() });
         let late = timeout(Duration::from_millis(500), link.ship(1, 1, COPY.to_vec())).await;
         assert!(late.is_err());

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::raw::{
-    NO_PROOF, ask, frame, guest_as, head, hello, read_frame, unauthenticated,
+    NO_PROOF, ask, frame, handshake_as, head, hello, read_frame, unauthenticated,
 };
 use crate::common::{
     client_options, connect, key, memory, run, serve_simulated, serve_sockets, server_of,
@@ -93,10 +93,10 @@ fn a_false_server_learns_nothing_that_it_could_use() {
         let options = ClientOptions { key: key("the key of the site"), ..client_options() };
         assert!(connect(Arc::new(Sockets(address)), options).await.is_err());
     });
-    let (said, proof, told_nothing) = server.join().unwrap();
+    let (said, proof, got_no_proof) = server.join().unwrap();
     assert!(!part_of(&said, &secret) && !part_of(&proof, &secret));
     assert_eq!(Proof::from_message(&proof).unwrap().session, 5);
-    assert!(told_nothing, "a server that does not know the key got a proof of it");
+    assert!(got_no_proof, "a server that does not know the key got a proof of it");
 }
 
 /// A handshake by hand that wants to go on with `session`.
@@ -218,7 +218,7 @@ fn the_oldest_of_more_connections_than_a_session_may_have_is_ended() {
     });
 }
 
-/// The secret of a session of one export opens no door of another.
+/// The secret of a session of one export opens no session of another.
 // proves: P119
 #[test]
 fn a_session_of_one_export_is_none_of_another() {
@@ -411,11 +411,11 @@ fn a_client_without_changes_is_not_woken_by_the_syncs_of_others() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
     let address = Address::Unix(socket.clone());
-    let guests = std::thread::spawn(move || {
+    let clients = std::thread::spawn(move || {
         let knows = Hello { features: FEATURE_STAMPS, ..hello("data") };
         let arrive = || loop {
-            match guest_as(&socket, &knows, &NO_PROOF) {
-                Ok(guest) => return guest,
+            match handshake_as(&socket, &knows, &NO_PROOF) {
+                Ok(client) => return client,
                 Err(_) => std::thread::sleep(Duration::from_millis(5)),
             }
         };
@@ -446,9 +446,9 @@ fn a_client_without_changes_is_not_woken_by_the_syncs_of_others() {
     run(async {
         let server = server_of(memory(), ServerOptions::default());
         serve_sockets(&address, server).await;
-        while !guests.is_finished() {
+        while !clients.is_finished() {
             dray_rt::sleep(Duration::from_millis(5)).await;
         }
     });
-    guests.join().unwrap();
+    clients.join().unwrap();
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::common;
 use crate::common::raw::{
-    NO_PROOF, ask, ask_whole, frame, guest_as, head, hello, identity_of, message, read_frame,
+    NO_PROOF, ask, ask_whole, frame, handshake_as, head, hello, identity_of, message, read_frame,
 };
 use crate::common::{client_options, memory, run, serve_simulated, serve_sockets, simulate};
 use dray_backends::memory::MemoryFs;
@@ -118,7 +118,7 @@ fn by_hand<T: Send + 'static>(
 /// A connection whose identity 1 is a user.
 fn client(socket: &Path, proof: &Proof) -> (UnixStream, Welcome) {
     let hello = Hello { features: FEATURES, ..hello("data") };
-    let (mut stream, welcome) = guest_as(socket, &hello, proof).unwrap();
+    let (mut stream, welcome) = handshake_as(socket, &hello, proof).unwrap();
     stream.write_all(&frame(&identity_of(1, &user().who), b"")).unwrap();
     (stream, welcome)
 }
@@ -184,7 +184,7 @@ fn a_hostile_client_opens_nothing_again_that_it_had_not_open() {
         assert_eq!(write_to(&mut stream, 8), Errno::EBADF.raw());
         let (mut other, _) = {
             let hello = Hello { features: FEATURES, node: dray_core::NodeId(100), ..hello("data") };
-            guest_as(socket, &hello, &NO_PROOF).unwrap()
+            handshake_as(socket, &hello, &NO_PROOF).unwrap()
         };
         other.write_all(&frame(&identity_of(1, &user().who), b"")).unwrap();
         assert_eq!(errno_of(&mut other, &users(Op::Reopen, None), &call), denied);

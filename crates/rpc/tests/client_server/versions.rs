@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::common;
 use crate::common::raw::{
-    NO_PROOF, ask, frame, guest_as, head, hello, identity, message, read_frame, unauthenticated,
+    NO_PROOF, ask, frame, handshake_as, head, hello, identity, message, read_frame, unauthenticated,
 };
 use crate::common::{client_options, connect, memory, run, serve_sockets, server_of};
 use dray_core::{
@@ -316,7 +316,7 @@ fn a_server_that_opens_nothing_by_its_name_is_asked_for_the_name_first() {
 fn a_client_of_the_version_before_is_served() {
     with_server(|socket| {
         let before = Hello { features: FEATURE_STAMPS, ..hello("data") };
-        let (mut stream, welcome) = guest_as(socket, &before, &NO_PROOF).unwrap();
+        let (mut stream, welcome) = handshake_as(socket, &before, &NO_PROOF).unwrap();
         let (id, how) = (welcome.info.root, OpenHow::DIRECTORY);
         for again in [false, true] {
             let open = Call::Open { id, how, handle: 1 + u64::from(again), again };
@@ -348,7 +348,7 @@ fn a_client_that_knows_nothing_of_jobs_is_not_asked() {
         let test = std::thread::spawn(move || {
             let features = FEATURES & !FEATURE_JOBS;
             let (mut stream, _) =
-                guest_as(&socket, &Hello { features, ..hello("data") }, &NO_PROOF).unwrap();
+                handshake_as(&socket, &Hello { features, ..hello("data") }, &NO_PROOF).unwrap();
             ask(&mut stream, &head(Op::Statfs, 3), &Call::Statfs {}).unwrap().tag
         });
         let mut looked = 0;

@@ -36,7 +36,7 @@ const SLICES: [&str; 3] = [EXPORT, "data1", "data2"];
 const WAY_MAX: Duration = Duration::from_millis(8);
 /// Clocks of servers run so much faster or slower, at most.
 const DRIFT_MAX: f64 = 0.15;
-/// Between looks for whoever serves.
+/// Between looks for the server that serves.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// A server that is away for so long has been succeeded, if it could be.
 const SUCCEEDED_AFTER: Duration = Duration::from_millis(2600);

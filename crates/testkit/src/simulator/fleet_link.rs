@@ -39,7 +39,7 @@ impl SimLink {
         SimLink { fleet, slice, to }
     }
 
-    /// Gives a batch to whoever is there now.
+    /// Gives a batch to the process that is there now.
     fn deliver(&self, batch: &SimBatch) -> Result<(), ReplicaRefusal> {
         let fleet = Inner::upgraded(&self.fleet).ok_or_else(is_away)?;
         if fleet.0.slices[self.slice].are_peers_cut.load(Ordering::SeqCst) {

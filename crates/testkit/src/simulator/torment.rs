@@ -11,7 +11,7 @@ use super::machine::SERVER;
 use super::work::{WorkloadKind, notifications};
 use super::{Outcome, TIME_MAX, World, eviction};
 
-/// Deaths of the server in one run: where locks are claimed again after each, a server
+/// Deaths of the server in one run: where locks are reclaimed after each, a server
 /// that dies all the time lets nobody get anywhere.
 const DEATHS_MAX: u64 = 60;
 /// The same where another server takes over, seconds later.

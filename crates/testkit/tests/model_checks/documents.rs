@@ -165,7 +165,7 @@ fn only_rt_asks_the_system_for_time_and_chance() {
             let text = fs::read_to_string(&file).unwrap();
             let shipped = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
             let asks = |line: &&str| {
-                ["SystemTime", "clock_gettime", "getrandom"].iter().any(|door| line.contains(door))
+                ["SystemTime", "clock_gettime", "getrandom"].iter().any(|name| line.contains(name))
                     || line.contains("std::time::") && line.contains("Instant")
             };
             assert_eq!(shipped.lines().find(asks), None, "{}", file.display());

@@ -24,7 +24,7 @@ struct Safeguards {
     settling_fences: bool,
     /// The home refuses a size that was asked for before somebody opened or cut the file.
     checked_settling: bool,
-    /// The home notes a cut before it begins, and whoever settles the size ends the cut.
+    /// The home notes a cut before it begins, and the client that settles the size ends the cut.
     noted_cuts: bool,
     /// The home begins a cut once the one before it is over.
     serial_cuts: bool,

@@ -151,7 +151,7 @@ fn a_copy_that_leaves_sessions_out_is_noticed() {
 }
 
 /// A write had been answered by a server that died, and its client had not heard it. An older write that
-/// another client sent again stood over it, and the client was told that it had been made.
+/// another client sent again stood over it, and the answer to the client said that it had been made.
 #[test]
 fn an_answered_write_that_is_not_made_again_is_noticed() {
     shows(Sabotage::AnsweredData, (PairKind::TwoMachines, WorkloadKind::Counter), 50..60);

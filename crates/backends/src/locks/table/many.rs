@@ -156,7 +156,7 @@ fn an_unlock_wakes_few() {
 
 /// Owners that have locks elsewhere stand behind nobody, and each watches one of many holders.
 #[test]
-fn those_who_pass_all_others_look_again_seldom() {
+fn waiters_that_pass_all_others_look_again_rarely() {
     let table = LockTable::new(usize::MAX);
     let other = FileId { ino: 2, generation: 1 };
     let shared = lock(LockKind::Shared, (0, 9));

@@ -2,7 +2,7 @@
 
 use dray_core::glob_matches;
 use dray_layers::qos::rules::Amount;
-use dray_layers::qos::{Key, Pattern, QosRule};
+use dray_layers::qos::{Pattern, QosRule, RuleKey};
 use toml::{Table, Value};
 
 use super::names;
@@ -92,7 +92,7 @@ fn read_match(value: &Value, rule: &mut QosRule) -> Result<Vec<String>, String> 
                 );
             }
             _ => {
-                let Some(known) = Key::named(key) else {
+                let Some(known) = RuleKey::named(key) else {
                     let hint = hint(key, MATCH_KEYS.iter().copied());
                     return Err(format!("unknown key `{key}` in match{hint}"));
                 };
@@ -105,14 +105,16 @@ fn read_match(value: &Value, rule: &mut QosRule) -> Result<Vec<String>, String> 
     Ok(exports)
 }
 
-fn pattern(key: Key, value: &str) -> Result<Pattern, String> {
+fn pattern(key: RuleKey, value: &str) -> Result<Pattern, String> {
     match key {
-        Key::Job | Key::Node => Ok(Pattern::Text(value.to_owned())),
-        Key::User => ids(value, names::uid_of).ok_or_else(|| format!("there is no user `{value}`")),
-        Key::Group => {
+        RuleKey::Job | RuleKey::Node => Ok(Pattern::Text(value.to_owned())),
+        RuleKey::User => {
+            ids(value, names::uid_of).ok_or_else(|| format!("there is no user `{value}`"))
+        }
+        RuleKey::Group => {
             ids(value, names::gid_of).ok_or_else(|| format!("there is no group `{value}`"))
         }
-        Key::Op => Pattern::op(value).ok_or_else(|| {
+        RuleKey::Op => Pattern::op(value).ok_or_else(|| {
             let known = dray_core::Op::ALL.iter().map(|op| op.name()).chain(["data", "metadata"]);
             format!("there is no operation `{value}`{}", hint(value, known))
         }),
@@ -136,9 +138,9 @@ fn ids(value: &str, named: fn(&str) -> Option<u32>) -> Option<Pattern> {
     }
 }
 
-fn key_of(name: &str) -> Result<Key, String> {
-    Key::named(name).ok_or_else(|| {
-        let known = Key::ALL.map(Key::name);
+fn key_of(name: &str) -> Result<RuleKey, String> {
+    RuleKey::named(name).ok_or_else(|| {
+        let known = RuleKey::ALL.map(RuleKey::name);
         format!("each is one of {}, not `{name}`{}", known.join(", "), hint(name, known))
     })
 }
@@ -259,7 +261,7 @@ mod tests {
         assert_eq!((rule.weight_milli, rule.limit), (Some(2500), Some(Amount::Units(1 << 30))));
         assert_eq!(rule.limit_ops, Some(Amount::Units(1000)));
         let users = [Pattern::Ids(1000, 1000), Pattern::Ids(2000, 2999), Pattern::Ids(0, 0)];
-        assert_eq!(rule.matches[&Key::User], users);
+        assert_eq!(rule.matches[&RuleKey::User], users);
     }
 
     // proves: P197

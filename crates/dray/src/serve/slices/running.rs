@@ -268,7 +268,7 @@ async fn quiesce(slices: Vec<Arc<ServedSlice>>, membership: Arc<EtcdMembership>)
             && !is_known()
             && let Err(error) = membership.note_quiet(asked).await
         {
-            log::debug!("etcd does not hear that this server is quiet: {error}"); // it is told again
+            log::debug!("etcd does not hear that this server is quiet: {error}"); // this server says it again
         }
     }
 }

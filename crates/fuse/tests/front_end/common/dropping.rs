@@ -1,4 +1,4 @@
-//! Drops what is outdated in a thread, where a mount with a supervisor has a process for it.
+//! Drops what others have changed in a thread, where a mount with a supervisor has a process for it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -38,7 +38,7 @@ impl NotifyingSession {
         let hear = self.1.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let hear = hear.expect("the front end hears of recalls");
         self.leases().retain(|id, _| !items.iter().any(|item| item.id == *id));
-        let (tell, told) = mpsc::channel();
+        let (tell, ended) = mpsc::channel();
         let begin = Instant::now();
         std::thread::spawn(move || {
             let mut executor = dray_rt::Executor::new(dray_rt::DriverKind::Epoll).unwrap();
@@ -50,7 +50,7 @@ impl NotifyingSession {
             });
             let _ = tell.send(());
         });
-        told.recv_timeout(Duration::from_secs(30)).expect("a recall ends");
+        ended.recv_timeout(Duration::from_secs(30)).expect("a recall ends");
         begin.elapsed()
     }
 }

@@ -110,7 +110,7 @@ impl OwnDisksFile {
         Ok(Some(part.get_or_init(|| opened).clone()))
     }
 
-    /// Rights were checked at the home. Whoever may write may have to look where data are.
+    /// Rights were checked at the home. A caller that may write may have to look where data are.
     fn how_of_part(&self) -> OpenHow {
         let access = if self.how.writes() { libc::O_RDWR } else { libc::O_RDONLY };
         let kept = self.how.flags & (libc::O_DIRECT | libc::O_SYNC | libc::O_NOATIME);
@@ -277,7 +277,7 @@ impl OpenFile for OwnDisksFile {
         })
     }
 
-    /// Through this client: the data of two files are seldom at one server.
+    /// Through this client: the data of two files are rarely at one server.
     fn copy_range<'a>(
         &'a self,
         cx: &'a Context,

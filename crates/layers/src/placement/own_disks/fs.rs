@@ -72,7 +72,7 @@ impl OwnDisksFs {
             return Err(error);
         }
         let at_open = match stub.at_open().filter(|_| how.with_attr) {
-            // Without attributes whoever wants them asks.
+            // Without attributes the caller asks for them if it wants them.
             Some(seen) => match self.shared.whole(cx, id, seen.attr).await {
                 Ok(attr) => Some(dray_core::AtOpen { attr, times_past: None, ..seen }),
                 Err(_) => None,

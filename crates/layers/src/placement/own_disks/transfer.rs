@@ -196,7 +196,7 @@ impl OwnDisksFile {
             self.write_at(cx, object, (Write { at, append: false, ..how }, from)).await
         };
         let written = written.await;
-        // Whoever is interrupted leaves no lock behind.
+        // A caller that is interrupted leaves no lock behind.
         let cx_of_unlock = Context { cancel: None, ..cx_of_lock };
         let unlocked = part.lock(&cx_of_unlock, lock(LockKind::Unlock), false).await;
         written.and_then(|count| unlocked.map(|()| count))

@@ -15,7 +15,7 @@ use super::tags::TagClass;
 use super::{Channel, OutgoingCall, Phase, State};
 use crate::client::holdings::closes::PendingClose;
 use crate::client::link::SessionState;
-use crate::wire::{Call, CallHead, NO_SLOT, NotifyHead, Recall, Wire, put_jobs};
+use crate::wire::{Call, CallHead, NO_SLOT, NotifyHead, RecallMessage, Wire, put_jobs};
 
 /// How long a close waits for a message to go out with. Longer than the kernel's tick (1 to
 /// 4 ms): a thread that goes on waiting for events need not program the clock for it.
@@ -112,7 +112,7 @@ impl Channel {
         let Some(connection) = state.connection.clone() else { return false };
         drop(state);
         let mut message = Vec::new();
-        Recall::put_answer(number, &mut message);
+        RecallMessage::put_answer(number, &mut message);
         let sent = connection.send(&message, None).is_ok();
         connection.flush();
         sent

@@ -39,7 +39,7 @@ pub(crate) use self::own_change::OwnChange;
 use self::own_change::Touched;
 use self::recall::RecallListener;
 pub(crate) use self::recent::ChangeMoment;
-use self::recent::RecentChanges;
+use self::recent::RecentAnswers;
 pub use self::status::LeaseMemoryStatus;
 use crate::wire::Call;
 
@@ -68,7 +68,7 @@ pub(crate) struct LeasedAnswers(Option<Arc<Leased>>);
 struct Leased {
     callers_are_checked: bool,
     contact: Contact,
-    changes: RecentChanges,
+    changes: RecentAnswers,
     names: Answers<LeasedName>,
     attributes: Answers<LeasedAttributes>,
     listings: Answers<LeasedListing>,
@@ -112,7 +112,7 @@ impl LeasedAnswers {
         LeasedAnswers(Some(Arc::new(Leased {
             callers_are_checked,
             contact: Contact::default(),
-            changes: RecentChanges::default(),
+            changes: RecentAnswers::default(),
             names: Answers::small(NAMES_MAX_BYTES),
             attributes: Answers::small(DETAILS_MAX_BYTES),
             listings: Answers::large(LISTINGS_MAX_BYTES),
@@ -334,7 +334,7 @@ impl Leased {
         self.attributes_with(id, |known| (!known.was_read).then_some(known.attr))
     }
 
-    /// What is under a name, whoever asked for it.
+    /// What is under a name, for every caller.
     fn known(&self, dir: FileId, name: &Name) -> KnownName {
         if self.contact.rest().is_zero() {
             return KnownName::Unknown;

@@ -177,7 +177,7 @@ impl OwnChange {
     fn rows(&self) -> impl Iterator<Item = &ChangeRow> {
         let (changes, touched) = (&self.leased.changes, &self.touched);
         let keys = touched.names.iter().chain(&touched.attributes).flatten();
-        // Where the kernel checks rights, a name leads to the same file whoever asks.
+        // Where the kernel checks rights, a name leads to the same file for every caller.
         let directory = touched.directory.filter(|_| !self.leased.callers_are_checked);
         let names = touched.everything.then_some(&changes.all_names);
         let unknown = touched.everything || touched.an_unknown_file;

@@ -81,7 +81,7 @@ impl LeasedAnswers {
         Some(tell)
     }
 
-    /// The server recalls these leases. It is told when `done` is dropped.
+    /// The server recalls these leases. It is notified when `done` is dropped.
     pub(crate) fn recalled(&self, items: Vec<RecallItem>, done: RecallDone) {
         let Some(leased) = &self.0 else { return };
         leased.changes.note_recall();

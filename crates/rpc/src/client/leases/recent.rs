@@ -28,7 +28,7 @@ pub(super) struct ChangeRow {
 }
 
 /// All of that, for one session.
-pub(super) struct RecentChanges {
+pub(super) struct RecentAnswers {
     number: AtomicU64,
     rows: Box<[ChangeRow]>,
     directories: Box<[ChangeRow]>,
@@ -49,10 +49,10 @@ impl ChangeRow {
     }
 }
 
-impl Default for RecentChanges {
-    fn default() -> RecentChanges {
+impl Default for RecentAnswers {
+    fn default() -> RecentAnswers {
         let rows = |count| (0..count).map(|_| ChangeRow::default()).collect();
-        RecentChanges {
+        RecentAnswers {
             number: AtomicU64::new(0),
             rows: rows(ROWS),
             directories: rows(DIRECTORY_ROWS),
@@ -63,7 +63,7 @@ impl Default for RecentChanges {
     }
 }
 
-impl RecentChanges {
+impl RecentAnswers {
     /// To be asked before a call is sent whose answer may be remembered.
     pub(super) fn now(&self) -> ChangeMoment {
         ChangeMoment(self.number.load(Ordering::SeqCst))
@@ -108,7 +108,7 @@ impl RecentChanges {
     }
 
     /// Whether nothing has changed there since, and `own` changes are under way that this began. To be
-    /// asked as [`RecentChanges::attributes_hold`].
+    /// asked as [`RecentAnswers::attributes_hold`].
     pub(super) fn is_alone_since(&self, row: &ChangeRow, own: usize, then: ChangeMoment) -> bool {
         row.under_way.load(Ordering::SeqCst) as usize == own && row.is_unchanged_since(then)
     }
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn an_answer_asked_for_before_or_during_a_change_is_not_remembered() {
-        let (changes, key) = (RecentChanges::default(), AnswerKey::of_attributes(ID));
+        let (changes, key) = (RecentAnswers::default(), AnswerKey::of_attributes(ID));
         let before = changes.now();
         assert!(changes.attributes_hold(key, before));
         changes.begin(changes.row(key));
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn a_change_of_a_whole_directory_or_of_everything_reaches_what_is_remembered() {
-        let changes = RecentChanges::default();
+        let changes = RecentAnswers::default();
         let shares_row = |id: &FileId| std::ptr::eq(changes.directory(*id), changes.directory(ID));
         let mut others = (8..).map(|ino| FileId { ino, generation: 1 });
         let other = others.find(|id| !shares_row(id)).unwrap();

@@ -208,7 +208,7 @@ impl LinkSink {
             self.link.options.group.as_ref().map(|group| group.must_have(&welcome.info))
         {
             self.decline(&welcome);
-            self.stage = Stage::Challenged; // it is a failure that is told
+            self.stage = Stage::Challenged; // the failure is reported
             return Err(HandshakeError::Refused(Refused {
                 errno: Errno::ESTALE.raw() as u16,
                 message: format!(

@@ -7,7 +7,7 @@ use dray_core::RecallDone;
 
 use super::Link;
 use crate::client::channel::Channel;
-use crate::wire::{Input, Recall};
+use crate::wire::{Input, RecallMessage};
 
 impl Link {
     /// A recall has come by `channel`. It is acknowledged there, or by the session's first channel.
@@ -18,7 +18,7 @@ impl Link {
         count: u32,
         mut input: Input<'_>,
     ) -> io::Result<()> {
-        let Recall { number, items } = Recall::get(count, &mut input)?;
+        let RecallMessage { number, items } = RecallMessage::get(count, &mut input)?;
         let session_state = channel.session_state();
         let channels = [Some(Arc::downgrade(channel)), self.first.get().cloned()];
         let done = RecallDone::new(move || {

@@ -115,7 +115,7 @@ impl OpenAheadFile {
     }
 }
 
-/// Whether answers come in time: where they do not, opening ahead is tried seldom.
+/// Whether answers come in time: where they do not, opening ahead is tried rarely.
 #[derive(Default)]
 struct AnswerDelays {
     /// Answers in a row that were late, up to [`AnswerDelays::MOST`].

@@ -40,7 +40,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Answers the questions of one reader. A call may wait for a disk.
 pub trait AuditReader: Send {
-    /// The answer, and the records that go with it. Records are waited for by whoever calls.
+    /// The answer, and the records that go with it. The caller waits for records.
     fn answer(&mut self, call: &AuditCall) -> (AuditReply, Vec<u8>);
 }
 
@@ -239,18 +239,14 @@ enum Found {
 
 impl Found {
     fn of(call: &AuditCall, reply: &AuditReply, data: &[u8]) -> Found {
-        match (call, reply) {
-            (AuditCall::Read { from, .. }, AuditReply::Part(part))
-                if !part.more && data.is_empty() =>
-            {
-                if part.next_index == *from {
-                    Found::Nothing
-                } else {
-                    Found::Unwanted
-                }
-            }
-            _ => Found::Answer,
+        if let AuditCall::Read { from, .. } = call
+            && let AuditReply::Part(part) = reply
+            && !part.more
+            && data.is_empty()
+        {
+            return if part.next_index == *from { Found::Nothing } else { Found::Unwanted };
         }
+        Found::Answer
     }
 }
 

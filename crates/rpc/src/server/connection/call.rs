@@ -277,7 +277,7 @@ impl CallInHand {
         if execute::is_to_be_made(&self.session, &self.cx, amend).await {
             *again = None;
         }
-        let sabotaged = self.server.options.broken().is(Sabotage::Named);
+        let sabotaged = self.server.options.broken().is(Sabotage::OpenByName);
         if again.is_none() && !sabotaged {
             execute::check_name(&self.session, &self.cx, call).await?;
         }

@@ -234,7 +234,7 @@ impl ServerSink {
             return Ok(());
         };
         self.server.count_session(&session, self.connection.peer());
-        if !self.server.options.broken().is(Sabotage::Fence) {
+        if !self.server.options.broken().is(Sabotage::ConnectionFence) {
             session.replace(proof.replaces);
         }
         session.set_features(features);
@@ -310,7 +310,7 @@ impl Entrance {
             resumed,
             connection: self.number,
             instance: session.export.instance,
-            boot: if options.broken().is(Sabotage::Boot) { 1 } else { options.boot },
+            boot: if options.broken().is(Sabotage::PowerLossNotice) { 1 } else { options.boot },
             calls_max: options.calls_max,
             slots: session.slots.count(),
             lease_ms: options.lease.as_millis().min(u128::from(u32::MAX)) as u32,

@@ -79,7 +79,7 @@ impl ServerSink {
             NotifyHead::PROBE => {
                 let mut answer = Vec::new();
                 NotifyHead { what: NotifyHead::PRESENT, flags: 0, tag: 0 }.put_message(&mut answer);
-                let _ = self.connection.notify(&answer); // a client that does not read is not told more
+                let _ = self.connection.notify(&answer); // a client that does not read gets no more
             }
             NotifyHead::RECOVERY_COMPLETE => session.export.recovery_window.returned(session.id),
             NotifyHead::GOODBYE if self.server.options.broken().is(Sabotage::Goodbyes) => {}

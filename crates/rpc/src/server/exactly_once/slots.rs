@@ -118,7 +118,7 @@ pub(crate) enum Verdict {
     Reexecute(Box<Reexecution>),
     /// The change was applied: this was the answer.
     Replay(Box<Reply>),
-    /// The same, by a server before us, which need not have told its observers.
+    /// The same, by a server before us, which need not have notified its observers.
     Restored(Box<Reply>),
     /// The change is being applied; the answer will go to the connection that asked last.
     Running,

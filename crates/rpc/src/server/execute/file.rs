@@ -26,13 +26,13 @@ pub(super) async fn read(
     let ranges = &session.export.ranges;
     ranges.whole(file()?.id(), span).await;
     let mut into = session.buffers.wait(len_bytes).await;
-    if server.options.broken().is(Sabotage::Buffers) && at == 0 {
+    if server.options.broken().is(Sabotage::ReadBuffers) && at == 0 {
         std::mem::forget(session.buffers.wait(1).await);
     }
     drop(into.split_off(len_bytes));
     // Asked for once more: it may have been closed meanwhile.
     let file = file()?;
-    let unordered = server.options.broken().is(Sabotage::Reads);
+    let unordered = server.options.broken().is(Sabotage::RangeLocks);
     let reading = if unordered { None } else { Some(ranges.read(file.id(), span).await) };
     let read = file.read(cx, at, into).await.map_err(|(error, _)| error)?;
     drop(reading);
@@ -47,7 +47,7 @@ pub(super) async fn write(
     file: &dyn OpenFile,
     (how, data): (Write, Buf),
 ) -> Result<Reply> {
-    if server.options.broken().forgets(Op::Write) {
+    if server.options.broken().drops_change(Op::Write) {
         return Ok(Reply::success(data.len() as u32));
     }
     let written = file.write(cx, how, data).await?;
@@ -102,7 +102,7 @@ pub(super) async fn sync(
 ) -> Result<Reply> {
     let file = session.file(handle).ok_or_else(|| Error::new(Errno::EBADF))?;
     let upto = session.export.ranges.settled_in(file.id()).await;
-    if !server.options.broken().forgets(Op::Sync) {
+    if !server.options.broken().drops_change(Op::Sync) {
         file.sync(cx, data_only).await?;
     }
     let ticket = session.export.tickets.on_media(Some(file.id()), upto);
@@ -152,7 +152,7 @@ pub(super) async fn note_and_lock(
     if lock.kind != LockKind::Unlock {
         session.note_lock((handle, file.id()), &lock, reclaim)?;
     }
-    let cx = &Context { claims: reclaim, ..cx.clone() };
+    let cx = &Context { reclaims: reclaim, ..cx.clone() };
     let reply = lock_file(server, session, cx, &*file, (lock, wait, reclaim)).await?;
     if lock.kind == LockKind::Unlock {
         return Ok(reply);

@@ -65,7 +65,7 @@ pub(super) async fn run(
             };
             Reply::success(entry)
         }
-        Call::Remove { .. } | Call::Rename { .. } if broken.forgets(call.op()) => {
+        Call::Remove { .. } | Call::Rename { .. } if broken.drops_change(call.op()) => {
             Reply::success(())
         }
         Call::Remove { dir, name, kind } => {

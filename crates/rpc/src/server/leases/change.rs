@@ -6,8 +6,8 @@ use dray_core::{FileId, LeaseKinds};
 use dray_rt::{Instant, now, sleep_until};
 
 use super::holder::{LeaseHolder, RecallNumber};
-use super::marks::{Part, Row};
-use super::table::{Broken, LeaseTable, Recalls};
+use super::marks::{MarkRow, Part};
+use super::table::{FileBreaks, LeaseTable, Recalls};
 
 /// Marks of one change. A rename has the most: two names, their directories, and two files.
 const ROWS_MAX: usize = 8;
@@ -16,7 +16,7 @@ const ROWS_MAX: usize = 8;
 pub(crate) struct LeaseChange {
     table: Arc<LeaseTable>,
     changer: Option<Arc<LeaseHolder>>,
-    rows: [Row; ROWS_MAX],
+    rows: [MarkRow; ROWS_MAX],
     marked: usize,
     recalls: Recalls,
 }
@@ -33,7 +33,7 @@ impl LeaseChange {
     }
 
     /// The places that it has marked.
-    pub(super) fn rows(&self) -> &[Row] {
+    pub(super) fn rows(&self) -> &[MarkRow] {
         &self.rows[..self.marked]
     }
 
@@ -48,7 +48,7 @@ impl LeaseChange {
         self.table.marks.mark(row);
     }
 
-    fn collect(&mut self, broken: &Broken<'_>) {
+    fn collect(&mut self, broken: &FileBreaks<'_>) {
         if !self.table.never_recalls {
             self.table.collect(self.changer.as_ref(), broken, &mut self.recalls);
         }
@@ -57,14 +57,14 @@ impl LeaseChange {
     /// The attributes of a file change.
     pub(crate) fn attributes(&mut self, id: FileId) {
         self.mark(Part::Attributes(id));
-        self.collect(&Broken { id, kinds: LeaseKinds::ATTRIBUTES, name: None });
+        self.collect(&FileBreaks { id, kinds: LeaseKinds::ATTRIBUTES, name: None });
     }
 
     /// A name in a directory changes, and with it the directory's times. Its clients keep listings under the
     /// lease on its attributes.
     pub(crate) fn name(&mut self, (dir, name): (FileId, &[u8])) {
         self.mark(Part::Name(dir, name));
-        self.collect(&Broken { id: dir, kinds: LeaseKinds::NAMES, name: Some(name) });
+        self.collect(&FileBreaks { id: dir, kinds: LeaseKinds::NAMES, name: Some(name) });
         match self.table.never_recalls_listings {
             true => self.mark(Part::Attributes(dir)),
             false => self.attributes(dir),
@@ -76,7 +76,7 @@ impl LeaseChange {
         self.mark(Part::Attributes(id));
         self.mark(Part::Names(id));
         let kinds = LeaseKinds::ATTRIBUTES | LeaseKinds::NAMES;
-        self.collect(&Broken { id, kinds, name: None });
+        self.collect(&FileBreaks { id, kinds, name: None });
     }
 
     /// Sends the recalls. The change goes on when the waits have ended; none: at once.

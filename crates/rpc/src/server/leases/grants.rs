@@ -6,7 +6,7 @@ use dray_core::{Attr, DirPage, Entry, Errno, FileId, Ttl};
 
 use super::change::LeaseChange;
 use super::holder::LeaseHolder;
-use super::marks::{Part, Row};
+use super::marks::{MarkRow, Part};
 use super::table::{LeaseSince, LeaseTable};
 use crate::server::reply::Reply;
 use crate::server::session::ServerSession;
@@ -18,7 +18,7 @@ pub(crate) struct LeaseGrants<'a> {
     who: &'a Arc<LeaseHolder>,
     since: LeaseSince,
     /// The places that the call has marked itself.
-    own: &'a [Row],
+    own: &'a [MarkRow],
 }
 
 impl<'a> LeaseGrants<'a> {

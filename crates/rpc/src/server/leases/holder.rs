@@ -14,7 +14,7 @@ use dray_rt::{Instant, now, sleep, sleep_until, timeout};
 use super::counts::{LeaseStatus, RecallCounts};
 use super::table::LeaseTable;
 use crate::server::session::ServerSession;
-use crate::wire::{Proof, Recall};
+use crate::wire::{Proof, RecallMessage};
 
 /// Leases of one session.
 const SESSION_LEASES_MAX: usize = 65_536;
@@ -156,7 +156,7 @@ impl LeaseHolder {
     /// Sends a recall. A client that is away gets it when it comes back.
     pub(super) fn recall(self: &Arc<Self>, number: u64, items: Vec<RecallItem>) {
         self.count(|counts| &counts.sent, 1);
-        let recall = Recall { number, items };
+        let recall = RecallMessage { number, items };
         let mut state = self.state();
         // It is gone where all leases have ended meanwhile.
         let Some(pending) = state.pending.get_mut(&number) else { return };
@@ -176,10 +176,10 @@ impl LeaseHolder {
         }
     }
 
-    fn pending(&self) -> Vec<Recall> {
+    fn pending(&self) -> Vec<RecallMessage> {
         let state = self.state();
         let sent = state.pending.iter().filter(|(_, pending)| !pending.items.is_empty());
-        let recall = |(number, pending): (&u64, &PendingRecall)| Recall {
+        let recall = |(number, pending): (&u64, &PendingRecall)| RecallMessage {
             number: *number,
             items: pending.items.clone(),
         };
@@ -347,7 +347,7 @@ fn now_ms() -> u64 {
 }
 
 /// False: the connection has as many notices waiting as it may.
-fn send(connection: &dyn Connection, recall: &Recall) -> bool {
+fn send(connection: &dyn Connection, recall: &RecallMessage) -> bool {
     let mut message = Vec::new();
     recall.put_message(&mut message);
     match connection.notify(&message) {

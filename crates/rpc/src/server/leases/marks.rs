@@ -19,7 +19,7 @@ const CHANGING: u64 = (1 << CHANGING_BITS) - 1;
 
 /// A place in the array.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Row(u16);
+pub(super) struct MarkRow(u16);
 
 /// A thing that changes as one.
 #[derive(Clone, Copy, Hash)]
@@ -33,7 +33,7 @@ pub(super) enum Part<'a> {
 
 /// A number of changes that are over.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct ChangeNumber(u64);
+pub(super) struct FinishedChanges(u64);
 
 pub(super) struct Marks {
     rows: Box<[AtomicU64]>,
@@ -47,22 +47,22 @@ impl Marks {
         Marks { rows, last: AtomicU64::new(0), hash: IdHash::default() }
     }
 
-    pub(super) fn row(&self, part: Part<'_>) -> Row {
-        Row((self.hash.hash_one(part) % ROWS as u64) as u16)
+    pub(super) fn row(&self, part: Part<'_>) -> MarkRow {
+        MarkRow((self.hash.hash_one(part) % ROWS as u64) as u16)
     }
 
     /// Before a call is carried out. What is over by now, the call sees.
-    pub(super) fn now(&self) -> ChangeNumber {
-        ChangeNumber(self.last.load(Ordering::SeqCst))
+    pub(super) fn now(&self) -> FinishedChanges {
+        FinishedChanges(self.last.load(Ordering::SeqCst))
     }
 
     /// A change begins.
-    pub(super) fn mark(&self, row: Row) {
+    pub(super) fn mark(&self, row: MarkRow) {
         self.rows[usize::from(row.0)].fetch_add(1, Ordering::SeqCst);
     }
 
     /// The change is over, and answered.
-    pub(super) fn unmark(&self, rows: &[Row]) {
+    pub(super) fn unmark(&self, rows: &[MarkRow]) {
         // First the number: a call that begins behind it sees the change.
         let number = self.last.fetch_add(1, Ordering::SeqCst) + 1;
         for row in rows {
@@ -76,7 +76,7 @@ impl Marks {
     }
 
     /// Whether nothing there was under change since then, but one change of the asker's `own`.
-    pub(super) fn is_unchanged(&self, row: Row, since: ChangeNumber, own: bool) -> bool {
+    pub(super) fn is_unchanged(&self, row: MarkRow, since: FinishedChanges, own: bool) -> bool {
         let now = self.rows[usize::from(row.0)].load(Ordering::SeqCst);
         now & CHANGING == u64::from(own) && now >> CHANGING_BITS <= since.0
     }

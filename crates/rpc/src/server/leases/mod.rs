@@ -1,4 +1,4 @@
-//! Leases: what a client was told holds until the server asks it back (ADR 0049).
+//! Leases: an answer to a client holds until the server asks it back (ADR 0049).
 //!
 //! An answer that is leased says so by its validity ([`grants`]). The table knows which session has
 //! a lease of which file ([`table`]). A change marks what it changes ([`marks`]), recalls what

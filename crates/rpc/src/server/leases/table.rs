@@ -11,7 +11,7 @@ use dray_rt::{Instant, now};
 
 use super::counts::{LeaseStatus, RecallCounts};
 use super::holder::{LeaseHolder, RecallNumber};
-use super::marks::{ChangeNumber, Marks, Part, Row};
+use super::marks::{FinishedChanges, MarkRow, Marks, Part};
 use super::rests::Rest;
 use crate::server::log_throttle::LogThrottle;
 use crate::server::options::ServerOptions;
@@ -19,7 +19,7 @@ use crate::server::sabotage::Sabotage;
 
 /// Leases of one export: pairs of a file and a session.
 const LEASES_MAX: usize = 1 << 20;
-/// Independent parts of the table, so that threads seldom meet.
+/// Independent parts of the table, so that threads rarely meet.
 const SHARDS: usize = 64;
 /// Places for rests, of each kind, in a part.
 const RESTS: usize = 32;
@@ -77,18 +77,18 @@ struct Lease {
 /// The state when a call began whose answer may be leased.
 #[derive(Clone, Copy)]
 pub(crate) struct LeaseSince {
-    changes: ChangeNumber,
+    changes: FinishedChanges,
     epoch: u32,
 }
 
 /// What a change breaks of one file. A name: that one alone.
-pub(super) struct Broken<'a> {
+pub(super) struct FileBreaks<'a> {
     pub(super) id: FileId,
     pub(super) kinds: LeaseKinds,
     pub(super) name: Option<&'a [u8]>,
 }
 
-impl Broken<'_> {
+impl FileBreaks<'_> {
     /// As a recall says it.
     fn item(&self) -> RecallItem {
         let name = self.name.and_then(|name| NameBuf::new(name).ok());
@@ -188,7 +188,7 @@ impl LeaseTable {
     fn collect_former(
         &self,
         changer: Option<&Arc<LeaseHolder>>,
-        broken: &Broken<'_>,
+        broken: &FileBreaks<'_>,
         recalls: &mut Recalls,
     ) {
         let until = self.former_until.load(Ordering::Relaxed);
@@ -235,7 +235,7 @@ impl LeaseTable {
         &self,
         who: &Arc<LeaseHolder>,
         since: LeaseSince,
-        own: &[Row],
+        own: &[MarkRow],
         part: Part<'_>,
     ) -> bool {
         let (id, kind) = match part {
@@ -296,7 +296,7 @@ impl LeaseTable {
     pub(super) fn collect(
         &self,
         changer: Option<&Arc<LeaseHolder>>,
-        broken: &Broken<'_>,
+        broken: &FileBreaks<'_>,
         recalls: &mut Recalls,
     ) {
         self.collect_former(changer, broken, recalls);
@@ -486,7 +486,7 @@ mod tests {
             let theirs = |ino| {
                 let mut recalls = Recalls::default();
                 let id = FileId { ino, generation: 0 };
-                let broken = Broken { id, kinds: LeaseKinds::ATTRIBUTES, name: None };
+                let broken = FileBreaks { id, kinds: LeaseKinds::ATTRIBUTES, name: None };
                 table.collect(Some(&other), &broken, &mut recalls);
                 recalls.to_send.len()
             };

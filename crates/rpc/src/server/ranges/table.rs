@@ -11,10 +11,10 @@ use super::grant::{RangeGrant, ReadGrant};
 use super::queue::{Arrival, RangeQueue, RangeRequest};
 use super::{Span, Stamps};
 
-/// Independent parts of the table, so that threads seldom meet.
+/// Independent parts of the table, so that threads rarely meet.
 const SHARDS: usize = 64;
 
-/// Queues without entries that a shard keeps for files to come, so that a call seldom takes memory.
+/// Queues without entries that a shard keeps for files to come, so that a call rarely takes memory.
 /// The second number is the most entries that one of them has room for.
 const SPARE_MAX: usize = 8;
 const SPARE_ENTRIES_MAX: usize = 64;

@@ -22,7 +22,7 @@ pub(crate) struct ServerEpoch {
     pub(crate) ticket_keys: TicketKeys,
     evicted: Mutex<Evicted>,
     /// How many evictions there were when they were noted last. The lock is held while they are
-    /// noted: that waits for media, and returning clients must not.
+    /// noted: that waits for media, and clients that reconnect must not.
     noted: Mutex<u64>,
     /// The bound that the epoch before this one left.
     stamps_before: u64,

@@ -11,7 +11,7 @@ use dray_fabric::sim::Network;
 use dray_fabric::{Connection, Sink};
 use dray_rpc::auth::{Key, Role, Transcript};
 use dray_rpc::wire::{
-    Call, CallHead, Challenge, FEATURE_LEASES, Input, NO_SLOT, NotifyHead, Proof, Recall,
+    Call, CallHead, Challenge, FEATURE_LEASES, Input, NO_SLOT, NotifyHead, Proof, RecallMessage,
     ReplyHead, Welcome,
 };
 
@@ -132,14 +132,14 @@ impl Lessee {
     }
 
     /// Recalls that have come and were not looked at.
-    pub async fn recalls(&self) -> Vec<Recall> {
+    pub async fn recalls(&self) -> Vec<RecallMessage> {
         dray_rt::sleep(SOON).await;
         let mut recalls = Vec::new();
         self.inbox.lock().unwrap().retain(|frame| {
             let mut input = Input(frame);
             match NotifyHead::get_message(&mut input) {
                 Ok(head) if head.what == NotifyHead::RECALL => {
-                    recalls.push(Recall::get(head.tag, &mut input).unwrap());
+                    recalls.push(RecallMessage::get(head.tag, &mut input).unwrap());
                     false
                 }
                 _ => true,
@@ -149,10 +149,10 @@ impl Lessee {
     }
 
     /// Answers recalls.
-    pub fn give_back(&self, recalls: &[Recall]) {
+    pub fn give_back(&self, recalls: &[RecallMessage]) {
         for recall in recalls {
             let mut message = Vec::new();
-            Recall::put_answer(recall.number, &mut message);
+            RecallMessage::put_answer(recall.number, &mut message);
             self.connection.send(&message, None).unwrap();
         }
     }
@@ -186,7 +186,7 @@ pub fn leased(validity: Validity) -> (bool, bool) {
 }
 
 /// Recalls of these items, whatever their numbers.
-pub fn items(recalls: &[Recall]) -> Vec<RecallItem> {
+pub fn items(recalls: &[RecallMessage]) -> Vec<RecallItem> {
     recalls.iter().flat_map(|recall| recall.items.clone()).collect()
 }
 

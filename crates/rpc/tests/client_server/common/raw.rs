@@ -53,7 +53,7 @@ pub fn hello(export: &str) -> Hello {
         nonce: [7; 32],
         export: export.into(),
         node: NodeId(99),
-        host: "stranger".into(),
+        host: "peer".into(),
         software: String::new(),
     }
 }
@@ -70,12 +70,16 @@ pub fn unauthenticated(socket: &Path) -> UnixStream {
 }
 
 /// A connection with a session of its own and identity 0 defined as root.
-pub fn guest(socket: &Path) -> io::Result<(UnixStream, Welcome)> {
-    guest_as(socket, &hello("data"), &NO_PROOF)
+pub fn handshake(socket: &Path) -> io::Result<(UnixStream, Welcome)> {
+    handshake_as(socket, &hello("data"), &NO_PROOF)
 }
 
 /// The same by a hello and a proof of its own.
-pub fn guest_as(socket: &Path, hello: &Hello, proof: &Proof) -> io::Result<(UnixStream, Welcome)> {
+pub fn handshake_as(
+    socket: &Path,
+    hello: &Hello,
+    proof: &Proof,
+) -> io::Result<(UnixStream, Welcome)> {
     let mut stream = unauthenticated(socket);
     stream.write_all(&frame(&hello.message(), b""))?;
     let malformed = |error| io::Error::other(format!("{error:?}"));

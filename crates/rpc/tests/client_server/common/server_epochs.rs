@@ -21,7 +21,7 @@ use dray_rpc::wire::{
 };
 
 use super::raw::{
-    NO_PROOF, PATIENCE, frame, guest_as, head, hello, identity_of, message, read_frame,
+    NO_PROOF, PATIENCE, frame, handshake_as, head, hello, identity_of, message, read_frame,
     unauthenticated,
 };
 
@@ -115,7 +115,7 @@ pub struct Hand {
 impl Hand {
     pub fn new(socket: &Path) -> Hand {
         let hello = Hello { features: FEATURES, ..hello("data") };
-        let (stream, welcome) = guest_as(socket, &hello, &NO_PROOF).unwrap();
+        let (stream, welcome) = handshake_as(socket, &hello, &NO_PROOF).unwrap();
         Hand::with(stream, &welcome)
     }
 

@@ -19,7 +19,7 @@ use dray_rpc::wire::{Call, CallHead, Challenge, Input, Proof, ReplyHead, Welcome
 
 use super::written::Written;
 use crate::common::raw::{
-    NO_PROOF, ask, frame, guest, head, hello, identity, message, read_frame, unauthenticated,
+    NO_PROOF, ask, frame, handshake, head, hello, identity, message, read_frame, unauthenticated,
 };
 use crate::common::{memory, run, serve_sockets};
 
@@ -160,7 +160,7 @@ fn make_all(stream: &mut UnixStream, changes: &[Call<'_>]) {
 }
 
 /// A connection that goes on with a session, whose secret is known.
-fn guest_again(socket: &Path, record: &SessionRecord) -> UnixStream {
+fn handshake_again(socket: &Path, record: &SessionRecord) -> UnixStream {
     let mut stream = unauthenticated(socket);
     let hello = hello("data").message();
     stream.write_all(&frame(&hello, b"")).unwrap();
@@ -214,7 +214,7 @@ fn intents_are_what_they_were_and_are_settled() {
         let journal = MemoryJournal::default();
         let (changes, opened) = (all.clone(), ids.clone());
         served(&fs, &journal, move |socket| {
-            let (mut stream, _) = guest(socket).unwrap();
+            let (mut stream, _) = handshake(socket).unwrap();
             open_all(&mut stream, &opened, false);
             make_all(&mut stream, &changes);
         })
@@ -239,7 +239,7 @@ fn intents_are_what_they_were_and_are_settled() {
             written.end();
             let (record, ids, all) = (record.clone(), ids.clone(), all.clone());
             served(&fs, &next, move |socket| {
-                let mut stream = guest_again(socket, &record);
+                let mut stream = handshake_again(socket, &record);
                 open_all(&mut stream, &ids, true);
                 make_all(&mut stream, &all);
             })

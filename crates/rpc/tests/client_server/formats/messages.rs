@@ -13,7 +13,7 @@ use dray_rpc::auth::{Key, Role, Transcript};
 use dray_rpc::wire::{
     AuditCall, AuditConsumer, AuditHello, AuditPart, AuditReply, AuditSummary, AuditWanted,
     AuditWelcome, Auth, BatchHead, BatchOutcome, BatchReply, Call, CallHead, Challenge, Change,
-    FileDurableStamp, Hello, Input, NotifyHead, Proof, Recall, Refused, ReplicaHello,
+    FileDurableStamp, Hello, Input, NotifyHead, Proof, RecallMessage, Refused, ReplicaHello,
     ReplicaWelcome, ReplyHead, Stamp, Ticket, VERSION_MAX, VERSION_MIN, Welcome, Wire, get_callers,
     get_changed, get_durable_stamps, get_jobs, put_callers, put_changed, put_durable_stamp,
     put_jobs,
@@ -504,16 +504,16 @@ fn recalls(written: &mut Written) {
         RecallItem { id: FILE, kinds: all, name: None },
         RecallItem { id: OTHER, kinds: LeaseKinds::NAMES, name: NameBuf::new(NAME).ok() },
     ];
-    let recall = Recall { number: 7, items };
+    let recall = RecallMessage { number: 7, items };
     let mut message = Vec::new();
     recall.put_message(&mut message);
     let then = written.same("recall", &message);
     let mut input = Input(&then);
     let head = NotifyHead { what: NotifyHead::RECALL, flags: 0, tag: 2 };
     assert_eq!(NotifyHead::get_message(&mut input), Ok(head));
-    assert_eq!(Recall::get(2, &mut input), Ok(recall));
+    assert_eq!(RecallMessage::get(2, &mut input), Ok(recall));
     message.clear();
-    Recall::put_answer(7, &mut message);
+    RecallMessage::put_answer(7, &mut message);
     let then = written.same("recalled", &message);
     let mut input = Input(&then);
     let head = NotifyHead { what: NotifyHead::RECALLED, flags: 0, tag: 0 };

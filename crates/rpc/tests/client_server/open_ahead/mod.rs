@@ -129,7 +129,7 @@ fn callers_without_a_thread_id_open_nothing_ahead() {
     });
 }
 
-/// Where answers take longer than what they opened may be used, they open seldom.
+/// Where answers take longer than what they opened may be used, they open rarely.
 #[test]
 fn over_a_slow_network_little_is_opened_in_vain() {
     simulate(14, async {

@@ -28,7 +28,7 @@ use crate::audit::render::json_of;
 use batch::{Message, partition_of};
 use client::{Delivery, TopicClient};
 
-/// Longest batch for one partition. A broker takes 1 MiB if it is not told otherwise (`message.max.bytes`).
+/// Longest batch for one partition. A broker takes 1 MiB if it is not configured otherwise (`message.max.bytes`).
 const BATCH_MAX_BYTES: usize = 512 << 10;
 /// Brokers close connections that rest for 10 minutes (`connections.max.idle.ms`).
 const REST_MAX: Duration = Duration::from_secs(4 * 60);

@@ -1,10 +1,9 @@
-//! What is left: statfs, ioctl, and the rest of the file operations.
+//! ioctl(2): the flags of inodes, in the terms of ext and of xfs.
 
 use dray_core::{Context, Errno, Error, Result, Xflags};
 
 use crate::front::Worker;
 use crate::proto::wire::{FieldReader, Small};
-use crate::proto::{Operation, reply};
 use crate::transport::KernelAnswer;
 
 /// `FS_IOC_GETFLAGS` and `FS_IOC_SETFLAGS` as 64-bit and as 32-bit programs number them.
@@ -74,16 +73,27 @@ impl Worker {
         }
     }
 
-    pub(crate) async fn misc(
+    /// `data` is what the caller gives; the answer may have `out_size` bytes.
+    pub(crate) async fn ioctl(
         &self,
         cx: &Context,
-        node: u64,
-        op: &Operation<'_>,
+        (fh, cmd): (u64, u32),
+        (data, out_size): (&[u8], u32),
     ) -> Result<KernelAnswer> {
-        match *op {
-            Operation::Statfs => Ok(KernelAnswer::Small(reply::statfs(&self.fs.statfs(cx).await?))),
-            Operation::Ioctl { fh, cmd, data, out_size } if GET_FLAGS.contains(&cmd) => {
-                let _ = data;
+        match cmd {
+            GET_XFLAGS => {
+                if (out_size as usize) < FSXATTR_BYTES {
+                    return Err(Errno::EINVAL.into());
+                }
+                let xflags = self.xflags(cx, fh).await?;
+                Ok(KernelAnswer::Small(put_xflags(Small::new().zeros(16), xflags)))
+            }
+            SET_XFLAGS => {
+                let set = take_xflags(data).ok_or(Errno::EINVAL)?;
+                self.file(cx, fh).await?.set_xflags(cx, set).await.map_err(not_here)?;
+                Ok(KernelAnswer::Small(Small::new().zeros(16)))
+            }
+            _ if GET_FLAGS.contains(&cmd) => {
                 let flags = self.file(cx, fh).await?.get_flags(cx).await?;
                 let out = Small::new().zeros(16);
                 Ok(KernelAnswer::Small(match out_size {
@@ -92,26 +102,13 @@ impl Worker {
                     _ => return Err(Errno::EINVAL.into()),
                 }))
             }
-            Operation::Ioctl { fh, cmd, data, .. } if SET_FLAGS.contains(&cmd) => {
+            _ if SET_FLAGS.contains(&cmd) => {
                 let flags = data.first_chunk().ok_or(Errno::EINVAL)?;
                 let flags = u32::from_ne_bytes(*flags);
                 self.file(cx, fh).await?.set_flags(cx, flags).await?;
                 Ok(KernelAnswer::Small(Small::new().zeros(16)))
             }
-            Operation::Ioctl { fh, cmd: GET_XFLAGS, out_size, .. } => {
-                if (out_size as usize) < FSXATTR_BYTES {
-                    return Err(Errno::EINVAL.into());
-                }
-                let xflags = self.xflags(cx, fh).await?;
-                Ok(KernelAnswer::Small(put_xflags(Small::new().zeros(16), xflags)))
-            }
-            Operation::Ioctl { fh, cmd: SET_XFLAGS, data, .. } => {
-                let set = take_xflags(data).ok_or(Errno::EINVAL)?;
-                self.file(cx, fh).await?.set_xflags(cx, set).await.map_err(not_here)?;
-                Ok(KernelAnswer::Small(Small::new().zeros(16)))
-            }
-            Operation::Ioctl { .. } => Err(Errno::ENOTTY.into()),
-            _ => self.file_misc(cx, node, op).await,
+            _ => Err(Errno::ENOTTY.into()),
         }
     }
 }
