@@ -114,14 +114,14 @@ step_unit() {
 test_program_limit=600
 
 # run_test_programs WITHOUT COMMAND ARGUMENT...: those that cargo makes with this command and these
-# arguments, but for those named in WITHOUT. Three at a time for each CPU: most of them wait for most of
+# arguments, but for those named in WITHOUT. Two at a time for each CPU: most of them wait for most of
 # their time.
 run_test_programs() {
     local without=$1 made
     shift
     need python3 || echo "python3 is missing: it runs the test programs"
     made=$(cargo "$@" --locked --message-format=json-render-diagnostics) || return
-    python3 script/lib/test_programs.py "$((3 * $(nproc)))" "$without" \
+    python3 script/lib/test_programs.py "$((2 * $(nproc)))" "$without" \
         "$root/script/lib/limited.sh" "$test_program_limit" <<<"$made"
 }
 
