@@ -59,9 +59,9 @@ def parts(program, name, many, package):
     )
     files = {}
     for line in listed.stdout.splitlines():
-        name, _, kind = line.rpartition(": ")
+        test, _, kind = line.rpartition(": ")
         if kind == "test":
-            files.setdefault(name.split("::")[0], []).append(name)
+            files.setdefault(test.split("::")[0], []).append(test)
     return [(f"{name}/{file}", program, ["--exact", *tests], package) for file, tests in files.items()]
 
 
@@ -73,6 +73,14 @@ def rank(part):
 def title(program, arguments):
     """What runs: the program, and of one that is made of many files which."""
     return " ".join([program, *(name.split("::")[0] for name in arguments[1:2])])
+
+
+def check_names(names):
+    """A file of LONGEST or ALONE that has another name now would lose its place without a word."""
+    here = {name.split("/")[0] for name in names}
+    lost = [name for name in (*LONGEST, *ALONE) if name.split("/")[0] in here and name not in names]
+    if lost:
+        sys.exit(f"error: there is no test file {', '.join(lost)}")
 
 
 def run(command, name, program, arguments, package):
@@ -112,6 +120,7 @@ def main():
     every = sorted((part for one in programs(sys.stdin, without) for part in parts(*one)), key=rank)
     if not every:
         sys.exit("error: cargo named no test program")
+    check_names({part[0] for part in every})
     together = run_all(jobs, command, [part for part in every if part[0] not in ALONE])
     alone = run_all(1, command, [part for part in every if part[0] in ALONE])
     print(f"Longest of those that took {monotonic() - start:.0f} s, {jobs} at a time:")
