@@ -148,7 +148,11 @@ const SERVED_AT_THE_DEFAULT_PORT: &str = r#"
     line() { echo "$1 $DIR/mnt dray $2 0 0" > "$DIR/fstab"; }
     flags() { findmnt -no OPTIONS "$DIR/mnt" | cut -d, -f1-4; }
     "$DRAY" -q serve --export "a=$DIR/export,squash=none" --state "$DIR/state" & SERVER=$!
-    trap 'umount -l "$DIR/mnt" 2> /dev/null || true; kill $SERVER' EXIT
+    trap 'command umount -l "$DIR/mnt" 2> /dev/null || true; kill $SERVER' EXIT
+    # Who looks at all mounts may be in it for a moment.
+    umount() {
+        n=0; until command umount "$@"; do n=$((n+1)); [ $n -lt 300 ] || return 1; sleep 0.1; done
+    }
     n=0; until "$DRAY" status a > /dev/null 2>&1 || [ $n = 600 ]; do n=$((n+1)); sleep 0.1; done
 "#;
 
