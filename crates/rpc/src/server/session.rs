@@ -266,7 +266,7 @@ impl ServerSession {
 
     /// The session as a taker of counted things. With `reclaims`, the session had them before.
     pub(crate) fn taker(&self, reclaims: bool) -> Taker {
-        Taker { holder: self.id, address: self.address(), reclaims: reclaims }
+        Taker { holder: self.id, address: self.address(), reclaims }
     }
 
     /// A place for one more open file, to be had before the file is opened: opening can change the
