@@ -30,8 +30,11 @@ LONGEST = (
     "client_server/opening", "client_server/syncs", "client_server/withdrawn", "whole_program/leases",
     "whole_program/handles",
 )
-# What counts the cost of calls, or distinguishes times by less than a second. Nothing else runs beside it.
-ALONE = {"budget", "deep", "front_end/leases"}
+# What counts the cost of calls, measures rates, or distinguishes times by less than a second. It runs alone.
+ALONE = {
+    "budget", "deep", "front_end/leases", "whole_program/believed", "whole_program/qos",
+    "whole_program/qos_servers",
+}
 # How many of the times are shown at the end.
 SHOWN = 30
 
