@@ -5,6 +5,7 @@
 WITHOUT names programs that are left to others, with commas between. COMMAND gets each program as
 its last arguments. A program that is made of many files (`tests/NAME/main.rs`) runs file by file, each
 in a process of its own: linking such files together saves time, and their tests still share nothing.
+Those that take longest begin first, and those that measure run alone when the others have ended.
 What a program says is printed when it has ended, below the line by which cargo announces it. Exits 1
 if one has failed.
 """
@@ -17,8 +18,29 @@ from os import environ, path
 from time import monotonic
 
 
+# Test files and programs that take a quarter of a minute or more, the longest first. One of them that begins
+# last would run alone in the end. The last lines of the log have the times of a run.
+LONGEST = (
+    "whole_program/failover", "whole_program/supervision", "whole_program/system", "whole_program/parting",
+    "whole_program/transport", "whole_program/hanging", "whole_program/held_back", "whole_program/survey",
+    "whole_program/daemon_death", "whole_program/cluster", "whole_program/stacked", "whole_program/limits",
+    "whole_program/round_trips", "whole_program/two_mounts", "whole_program/messages",
+    "whole_program/applications", "whole_program/mappings", "client_server/restart", "memory_back",
+    "whole_program/starting", "client_server/hostile", "client_server/settled_observed",
+    "client_server/opening", "client_server/syncs", "client_server/withdrawn", "whole_program/leases",
+    "whole_program/handles",
+)
+# What counts the cost of calls, measures rates, or distinguishes times by less than a second. It runs alone.
+ALONE = {
+    "budget", "deep", "front_end/leases", "whole_program/believed", "whole_program/qos",
+    "whole_program/qos_servers",
+}
+# How many of the times are shown at the end.
+SHOWN = 30
+
+
 def programs(messages, without):
-    """(program, whether it is made of many files, directory of its package)."""
+    """(program, its name, whether it is made of many files, directory of its package) of each."""
     found = []
     for line in messages:
         message = json.loads(line)
@@ -27,23 +49,28 @@ def programs(messages, without):
         target = message["target"]
         if message["executable"] and target["name"] not in without:
             many = target["kind"] == ["test"] and path.basename(target["src_path"]) == "main.rs"
-            found.append((message["executable"], many, path.dirname(message["manifest_path"])))
+            found.append((message["executable"], target["name"], many, path.dirname(message["manifest_path"])))
     return found
 
 
-def parts(program, many, package):
-    """(program, arguments, directory of the package) of each process: one a file, or one for all."""
+def parts(program, name, many, package):
+    """(name, program, arguments, directory of the package) of each process: one a file, or one for all."""
     if not many:
-        return [(program, [], package)]
+        return [(name, program, [], package)]
     listed = subprocess.run(
         [program, "--list", "--format=terse"], cwd=package, stdout=subprocess.PIPE, check=True, text=True
     )
     files = {}
     for line in listed.stdout.splitlines():
-        name, _, kind = line.rpartition(": ")
+        test, _, kind = line.rpartition(": ")
         if kind == "test":
-            files.setdefault(name.split("::")[0], []).append(name)
-    return [(program, ["--exact", *tests], package) for tests in files.values()]
+            files.setdefault(test.split("::")[0], []).append(test)
+    return [(f"{name}/{file}", program, ["--exact", *tests], package) for file, tests in files.items()]
+
+
+def rank(part):
+    """Those of LONGEST are the first, in their order."""
+    return LONGEST.index(part[0]) if part[0] in LONGEST else len(LONGEST)
 
 
 def title(program, arguments):
@@ -51,8 +78,16 @@ def title(program, arguments):
     return " ".join([program, *(name.split("::")[0] for name in arguments[1:2])])
 
 
-def run(command, program, arguments, package):
-    """As cargo would: in the package's directory. Returns what it said, and whether it passed."""
+def check_names(names):
+    """A file of LONGEST or ALONE that has another name now would lose its place without a word."""
+    here = {name.split("/")[0] for name in names}
+    lost = [name for name in (*LONGEST, *ALONE) if name.split("/")[0] in here and name not in names]
+    if lost:
+        sys.exit(f"error: there is no test file {', '.join(lost)}")
+
+
+def run(command, name, program, arguments, package):
+    """As cargo would: in the package's directory. Returns what it said, whether it passed, and its time."""
     start = monotonic()
     done = subprocess.run(
         [*command, program, "--show-output", *arguments],
@@ -66,23 +101,35 @@ def run(command, program, arguments, package):
     said = f"     Running {title(program, arguments)}\n{done.stdout.decode(errors='replace')}"
     if done.returncode != 0:
         said += f"error: {path.basename(title(program, arguments))} ended with {done.returncode}\n"
-    return said + f"       Ended after {monotonic() - start:.1f} s\n", done.returncode == 0
+    seconds = monotonic() - start
+    return said + f"       Ended after {seconds:.1f} s\n", done.returncode == 0, (seconds, name)
+
+
+def run_all(jobs, command, every):
+    """Returns whether all have passed, and the time of each."""
+    passed, times = True, []
+    with ThreadPoolExecutor(jobs) as pool:
+        for done in as_completed([pool.submit(run, command, *one) for one in every]):
+            said, well, time = done.result()
+            print(said, end="", flush=True)
+            passed = passed and well
+            times.append(time)
+    return passed, times
 
 
 def main():
     jobs, without, command = int(sys.argv[1]), sys.argv[2].split(","), sys.argv[3:]
-    found = [parts(*one) for one in programs(sys.stdin, without)]
-    if not found:
+    start = monotonic()
+    every = sorted((part for one in programs(sys.stdin, without) for part in parts(*one)), key=rank)
+    if not every:
         sys.exit("error: cargo named no test program")
-    # The program of most files starts whole servers and mounts, and waits most: it comes first.
-    every = [part for program in sorted(found, key=len, reverse=True) for part in program]
-    passed = True
-    with ThreadPoolExecutor(jobs) as pool:
-        for done in as_completed([pool.submit(run, command, *one) for one in every]):
-            said, well = done.result()
-            print(said, end="", flush=True)
-            passed = passed and well
-    sys.exit(0 if passed else 1)
+    check_names({part[0] for part in every})
+    together = run_all(jobs, command, [part for part in every if part[0] not in ALONE])
+    alone = run_all(1, command, [part for part in every if part[0] in ALONE])
+    print(f"Longest of those that took {monotonic() - start:.0f} s, {jobs} at a time:")
+    for seconds, name in sorted(together[1] + alone[1], reverse=True)[:SHOWN]:
+        print(f"{seconds:8.1f} s  {name}")
+    sys.exit(0 if together[0] and alone[0] else 1)
 
 
 main()

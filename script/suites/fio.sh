@@ -1,6 +1,7 @@
 #!/bin/bash
 # fio with verification: every block carries a checksum, and is read back and compared.
 # fio.sh [classic|uring]
+# transports: classic
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"
 transport=${1:-classic}

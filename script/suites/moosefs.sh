@@ -2,6 +2,7 @@
 # A projection over two servers on a real MooseFS: a master, two chunkservers, and a mount for each server.
 # Whatever two mounts of the projection have to agree on, and deaths of servers and daemons under load.
 # moosefs.sh [classic|uring]
+# transports: classic
 # proves: P155, P156, P157
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"

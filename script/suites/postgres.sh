@@ -1,6 +1,7 @@
 #!/bin/bash
 # postgres on a mount: initdb, pgbench, kill -9 in the middle of it, recovery from the log,
 # and everything that it called committed is there. postgres.sh [classic|uring]
+# transports: classic
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"
 transport=${1:-classic}

@@ -2,6 +2,7 @@
 # The server's machine loses power: its disk goes on with what it had been given, which is a
 # copy of the image behind the mounted file system, and everything else is gone. What clients
 # kept is sent again. The loss of what they did not keep is reported. power.sh [classic|uring]
+# transports: classic
 # proves: P102
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"

@@ -1,5 +1,6 @@
 #!/bin/bash
 # Programs that people run: git, cargo, tar, rsync. programs.sh [classic|uring]
+# transports: classic
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"
 . "$(dirname "$0")/../lib/git_two_mounts.sh"

@@ -1,6 +1,7 @@
 #!/bin/bash
 # sqlite with four writers, in both journal modes; the rollback journal over two mounts too (the
 # write-ahead log shares memory, which ends at a mount, and loses commits). sqlite.sh [classic|uring]
+# transports: classic
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"
 transport=${1:-classic}

@@ -87,6 +87,13 @@ impl Cluster {
         let text = self.servers[number].demand(&["status", at.to_str().unwrap(), "--json"]);
         serde_json::from_str(&text).unwrap()
     }
+
+    /// Whether the mount is connected to the server with this number. No, while its daemon is being replaced.
+    fn is_connected(&self, at: &Path, number: usize) -> bool {
+        let output = self.servers[0].run(&["status", at.to_str().unwrap(), "--json"]);
+        let status = serde_json::from_slice::<Value>(&output.stdout);
+        status.is_ok_and(|status| status["projection"]["servers"][number]["connected"] == true)
+    }
 }
 
 /// A request is split at the ends of blocks, and whatever mount reads finds what one server would have.
@@ -298,9 +305,7 @@ fn killed_servers_that_learn_and_daemons_lose_nothing() {
             std::thread::sleep(std::time::Duration::from_millis(200));
             cluster.servers[number].end_server(libc::SIGKILL);
             cluster.serve(number);
-            wait_for("the mount to come back to its server", || {
-                cluster.status(0, &at)["projection"]["servers"][number]["connected"] == true
-            });
+            wait_for("the mount to come back to its server", || cluster.is_connected(&at, number));
             let daemon = wait_for_daemon(&at);
             signal(daemon, libc::SIGKILL);
             wait_for("another daemon", || wait_for_daemon(&at) != daemon);

@@ -9,14 +9,7 @@
 //! - [`FrontEnds`] is several of these over one store, each a client of it.
 //! - [`suite()`] are directed tests, one a promise of the traits' documentation.
 //!
-//! ```no_run
-//! # use std::sync::Arc;
-//! # use dray_testkit::{conformance::{FsTarget, run}, model::Quirks, step::Step};
-//! # async fn example(fs: Arc<dyn dray_core::FileSystem>, steps: Vec<Step>) {
-//! let mut target = FsTarget::new(vec![fs], Quirks::NONE);
-//! run(&mut target, &steps).await.unwrap();
-//! # }
-//! ```
+//! `tests/model_checks/file_systems.rs` shows how they are used.
 
 mod front_ends;
 mod fs_target;
