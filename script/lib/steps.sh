@@ -21,6 +21,7 @@ step_lint() {
     lint_scripts
     lint_test_files
     python3 script/lib/type_names.py .
+    python3 script/lib/words.py .
     python3 script/lib/wildcards.py .
     script/promises --check
     script/prose --check

@@ -164,8 +164,8 @@ impl Gate {
 
     fn class_of(&self, cx: &Context, op: Op) -> Arc<QosClass> {
         let of = (self.number, self.generation.load(SeqCst));
-        let told_by = self.by_op.load(SeqCst).then_some(op);
-        identity_cache::class_of(of, cx, told_by, || {
+        let distinguishing_op = self.by_op.load(SeqCst).then_some(op);
+        identity_cache::class_of(of, cx, distinguishing_op, || {
             let node = node_of(cx);
             let mut state = self.lock();
             state.classify(&caller(&cx.who, &node, op), cx.class, &self.generation)
