@@ -2,14 +2,14 @@
 # does as much as it can. To be sourced by bash, after common.sh and mounts.sh.
 
 # Seconds that a bystander is measured for, alone and beside the aggressor.
-STRANGER_SECS=${STRANGER_SECS:-5}
+BYSTANDER_SECS=${BYSTANDER_SECS:-5}
 # Seconds that the aggressor has to get going.
 HEAD_START_SECS=${HEAD_START_SECS:-2}
 
 # latency_of OPERATION DIR: `p50 p99 max count`, in microseconds; see script/lib/latency.py.
 latency_of() {
-    timeout -k 5 "$((STRANGER_SECS * 20 + 60))" \
-        python3 "$root/script/lib/latency.py" "$1" "$2" "$STRANGER_SECS"
+    timeout -k 5 "$((BYSTANDER_SECS * 20 + 60))" \
+        python3 "$root/script/lib/latency.py" "$1" "$2" "$BYSTANDER_SECS"
 }
 
 # beside NAME GOAL OPERATION DIR AGGRESSOR...: a check. The p99 of the bystander's OPERATION in DIR

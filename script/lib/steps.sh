@@ -22,6 +22,7 @@ step_lint() {
     lint_test_files
     lint_doc_tests
     python3 script/lib/type_names.py .
+    python3 script/lib/words.py .
     python3 script/lib/wildcards.py .
     script/promises --check
     script/prose --check

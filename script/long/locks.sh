@@ -31,7 +31,7 @@ withdrawals_are_cheap() {
 check withdrawals withdrawals_are_cheap
 sed -n 's/^figure /figure locks /p' "$scratch/check.log"
 
-STRANGER_SECS=20
+BYSTANDER_SECS=20
 beside stat-waiters-give-up 3 stat "$scratch/bystander" give_up 5000 10
 beside lock-waiters-give-up 3 lock "$scratch/bystander" give_up 5000 10
 finish

@@ -50,7 +50,7 @@ PYTHON
 longest_us=${LONGEST_US:-200000}
 nobody_waits_long() {
     local with aggressor
-    STRANGER_SECS=90
+    BYSTANDER_SECS=90
     set -m
     rename_all &
     aggressor=$!

@@ -14,20 +14,24 @@ use dray_fabric::Address;
 use crate::error::EXIT_USAGE;
 use crate::serve::export::ExportPlan;
 
+mod administration;
 mod audit;
 mod cache;
 mod examples;
 mod helper;
+mod measurements;
 mod policy;
 mod qos;
 mod usage_error;
 
+pub use administration::{AcceptArgs, DrainArgs, EvictArgs, QuiesceArgs, StatusArgs};
 pub use audit::{
     AuditArgs, AuditCommand, ClearArgs, ConsumerArgs, FilterArgs, FollowArgs, LogArgs,
     RegisterArgs, SearchArgs, VerifyArgs,
 };
 pub use cache::{CacheCommand, CacheDir, CacheFiles};
 pub use helper::helper_args;
+pub use measurements::{DemoArgs, SurveyArgs};
 pub use policy::{PolicyArgs, PolicyCommand, PolicyRunArgs};
 pub use qos::{QosCommand, QosRemoveArgs, QosSetArgs, QosTopArgs};
 
@@ -397,162 +401,6 @@ pub struct UmountArgs {
     /// Take it out of the tree at once; it ends when its last user is gone
     #[arg(short, long)]
     pub lazy: bool,
-}
-
-/// Show what servers and mounts of this machine are doing.
-///
-/// Exports, clients, operations in flight, rates over a short while, buffers in use. Root sees
-/// the servers and mounts of everybody, others see their own mounts.
-#[derive(Debug, clap::Args)]
-#[command(after_help = examples::STATUS)]
-pub struct StatusArgs {
-    /// A mount point or a path in a mount, an exported directory, the name of an export, a
-    /// target (dray://HOST/NAME), or where a server listens (tcp://ADDRESS:PORT, a socket)
-    /// [default: everything on this machine]
-    #[arg(value_name = "TARGET")]
-    pub target: Option<PathBuf>,
-    /// One JSON object a line for each server and mount
-    #[arg(long)]
-    pub json: bool,
-    /// Time over which rates are taken, seconds; 0: no rates
-    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = parse_number)]
-    #[arg(allow_negative_numbers = true)]
-    pub interval: f64,
-}
-
-/// End a client's session: its locks and open files are given back at once.
-///
-/// The client is notified, and its mount fails every call from then on, until it is unmounted and
-/// mounted again; to keep it out, change allow= or the key.
-#[derive(Debug, clap::Args)]
-#[command(after_help = examples::EVICT)]
-pub struct EvictArgs {
-    /// Session number or host name, as `dray status` shows them
-    #[arg(value_name = "CLIENT")]
-    pub client: String,
-    /// State directory of the server, where several run on this machine
-    #[arg(long, value_name = "DIR")]
-    pub state: Option<PathBuf>,
-}
-
-/// Move everything away from a server of a projection with failover.
-///
-/// The other servers take its share over, without an error for anybody, and it gets nothing back. The
-/// command returns when the server serves nothing any more: now it can be stopped. The drain ends when
-/// the server is started again, or with --undo. It is refused while some part has no other server that
-/// could take it over.
-#[derive(Debug, clap::Args)]
-#[command(after_help = examples::DRAIN)]
-pub struct DrainArgs {
-    /// The server, as `dray status` shows it; left out: the one of this machine
-    #[arg(value_name = "SERVER")]
-    pub server: Option<String>,
-    /// Let the server have its share again
-    #[arg(long)]
-    pub undo: bool,
-    /// State directory of the server to ask, where several run on this machine
-    #[arg(long, value_name = "DIR")]
-    pub state: Option<PathBuf>,
-}
-
-/// Have all servers of a projection with failover hold new calls, as for a snapshot.
-///
-/// The command returns when no call is under way at any of its servers, and what was written is on media.
-/// Clients wait, without an error where their mounts have no timeout=, until --undo. Ctrl-C stops the
-/// waiting alone.
-#[derive(Debug, clap::Args)]
-#[command(after_help = examples::QUIESCE)]
-pub struct QuiesceArgs {
-    /// Name of the projection
-    #[arg(value_name = "PROJECTION")]
-    pub projection: String,
-    /// Let calls go on
-    #[arg(long)]
-    pub undo: bool,
-    /// State directory of the server to ask, where several run on this machine
-    #[arg(long, value_name = "DIR")]
-    pub state: Option<PathBuf>,
-}
-
-/// Serve an export from what is at its directory now.
-///
-/// A server holds an export back while another file system is there than the one that the export
-/// was made on, and says so in its log and in `dray status`. If that one has been replaced for good,
-/// this lets the export begin anew on what is there. Its clients have to mount anew.
-#[derive(Debug, clap::Args)]
-#[command(after_help = examples::ACCEPT)]
-pub struct AcceptArgs {
-    /// Name of the export
-    #[arg(value_name = "EXPORT")]
-    pub export: String,
-    /// State directory of the server, where several run on this machine
-    #[arg(long, value_name = "DIR")]
-    pub state: Option<PathBuf>,
-}
-
-/// Measure where the time goes.
-///
-/// Four cuts: the transport alone, the transport with a backend that does nothing, the
-/// backend alone, the full path. Of a directory (needs root) the full path is that through a
-/// mount of its own, of a target that without FUSE. The backend of a target or a mount is
-/// measured where its server is on this machine, by root. Writes files of 32 MiB and removes them.
-#[derive(Debug, clap::Args)]
-#[command(after_help = examples::SURVEY)]
-pub struct SurveyArgs {
-    /// A directory, a mount point or a directory in a mount, or a target such as dray://HOST/NAME
-    #[arg(value_name = "TARGET|DIR")]
-    pub target: PathBuf,
-    /// One JSON object a line for each measurement
-    #[arg(long)]
-    pub json: bool,
-    /// Time of each measurement, seconds
-    #[arg(long, value_name = "SECONDS", default_value = "0.3", value_parser = parse_number)]
-    #[arg(allow_negative_numbers = true)]
-    pub seconds: f64,
-    /// Create, stat and unlink files instead of reading and writing one; in one directory, and in one of each thread
-    #[arg(long, conflicts_with = "block")]
-    pub metadata: bool,
-    /// Threads, each waiting for its answer before it asks again [default: 1,4; for metadata 1,4,16,64]
-    #[arg(long, value_name = "N,...", value_delimiter = ',')]
-    #[arg(value_parser = parse_count, allow_negative_numbers = true)]
-    pub threads: Vec<usize>,
-    /// Block sizes, multiples of 4K up to 1M
-    #[arg(long, value_name = "SIZE,...", value_delimiter = ',', default_values = ["4K", "64K", "1M"])]
-    pub block: Vec<BlockSize>,
-    /// For a target: none or psk:FILE [default: psk:/etc/dray/key if you can read that]
-    #[arg(long, value_name = "none|psk:FILE")]
-    pub auth: Option<String>,
-}
-
-/// Try it out: serve, mount, write, read back and compare.
-///
-/// All in a temporary directory, which is removed in the end. Needs root. Shows how fast it went.
-#[derive(Debug, clap::Args)]
-pub struct DemoArgs {
-    /// Where the temporary directory is made [default: that of the system]
-    #[arg(long, value_name = "DIR")]
-    pub dir: Option<PathBuf>,
-    /// How much is written
-    #[arg(long, value_name = "MIB", default_value = "256", value_parser = parse_count)]
-    #[arg(allow_negative_numbers = true)]
-    pub mib: usize,
-}
-
-/// Bytes of a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockSize(pub usize);
-
-impl std::str::FromStr for BlockSize {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<BlockSize, String> {
-        let sound = |bytes: &u64| {
-            *bytes > 0 && *bytes <= dray_core::IO_MAX_BYTES as u64 && bytes.is_multiple_of(4096)
-        };
-        let bytes = crate::mount::options::parse_size(text).ok().filter(sound);
-        let bytes = bytes.ok_or_else(|| "a size is a multiple of 4K up to 1M".to_owned())?;
-        Ok(BlockSize(bytes as usize))
-    }
 }
 
 /// Serve a mount with the program as it is installed now.

@@ -446,7 +446,7 @@ impl PathTableState {
         let Some((identity, log)) = &mut self.log else { return false };
         if let Err(error) = log.commit() {
             log::error!("{}: {error}; {STALE_LATER}", identity.path.display());
-            // An outdated log would be wrong about names.
+            // An old log would be wrong about names.
             let _ = cred::as_root(|| std::fs::remove_file(&identity.path));
             self.log = None;
             return false;

@@ -16,7 +16,7 @@ use crate::error::Failure;
 
 /// How long a record of one server waits for word of another one, while records are followed.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How often the merge looks without being told of a change.
+/// How often the merge looks without a notice of a change.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// Records that are handed out at once.
 const BATCH_RECORDS: usize = 1024;
@@ -72,7 +72,7 @@ impl Merge {
         Ok(Merge { feeds, once, has_begun: false, away, handed, held_since: None })
     }
 
-    /// What is next. Whoever asks has printed what he got before. Errors: a log cannot be read, and
+    /// What is next. The caller has printed what it got before. Errors: a log cannot be read, and
     /// to try again is of no use.
     pub fn next(&mut self) -> Result<MergeStep, Failure> {
         let feeds = self.feeds.clone();

@@ -7,6 +7,7 @@ pub(crate) mod foreign_options;
 pub(crate) mod metrics;
 mod mount_point;
 pub(crate) mod mount_table;
+pub(crate) mod option_values;
 pub(crate) mod options;
 mod remount;
 pub(crate) mod supervisor;

@@ -10,11 +10,15 @@ use dray_fuse::{Consistency, MountFlags, TransportWish};
 use crate::error::Failure;
 use crate::metrics_http::check_address;
 use crate::mount::foreign_options;
+use crate::mount::option_values::{
+    parse_consistency, parse_replay, parse_seconds, parse_timeout, parse_transport, parse_yes_no,
+    transport_name,
+};
 use crate::paths;
 use crate::serve::export::split_commas;
 use crate::serve::parse_auth;
 use crate::status::report::consistency_name;
-use crate::suggestions::{hint, meant};
+use crate::suggestions::hint;
 
 /// What `-o` says.
 #[derive(Clone, Debug)]
@@ -92,12 +96,12 @@ impl Default for MountPlan {
     }
 }
 
-/// Options that mean something to us.
 /// Of a cache whose size is not said.
 const CACHE_BYTES: u64 = 10 << 30;
 /// Less is no use.
 const CACHE_MIN_BYTES: u64 = 16 << 20;
 
+/// Options that mean something to us.
 const KNOWN: [&str; 26] = [
     "timeout",
     "consistency",
@@ -202,12 +206,6 @@ const IGNORED: [&str; 28] = [
 const SHOWN_BY_THE_KERNEL: [&str; 6] =
     ["user_id", "group_id", "rootmode", "max_read", "blksize", "default_permissions"];
 
-/// Longest time that makes sense: about 68 years.
-const SECONDS_MAX: f64 = (1u64 << 31) as f64;
-/// Most of unsynced writes kept.
-const REPLAY_MAX_BYTES: u64 = 64 << 30;
-/// Below this a size has to say its unit.
-const REPLAY_BARE_MIN_BYTES: u64 = dray_core::IO_MAX_BYTES as u64;
 /// Most threads of a mount.
 const WORKERS_MAX: usize = 64;
 
@@ -383,92 +381,8 @@ fn unknown(option: &str, key: &str) -> Failure {
     Failure::usage(format!("unknown mount option `{option}`{hint}"))
 }
 
-/// Seconds, with or without a fraction; 0 or `never`: no limit.
-fn parse_timeout(text: &str) -> Result<Option<Duration>, String> {
-    if text == "never" {
-        return Ok(None);
-    }
-    let time = parse_seconds(text)?;
-    Ok((!time.is_zero()).then_some(time))
-}
-
-fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let digits = text.strip_suffix('s').unwrap_or(text);
-    let seconds = digits.parse::<f64>().ok().filter(|seconds| (0.0..SECONDS_MAX).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| "a number of seconds is needed".to_owned())
-}
-
 fn none_or(value: Option<String>) -> String {
     value.unwrap_or_else(|| "none".to_owned())
-}
-
-fn parse_yes_no(text: &str) -> Result<bool, String> {
-    match text {
-        "yes" => Ok(true),
-        "no" => Ok(false),
-        _ => Err(format!("it is yes or no{}", meant(text, ["yes", "no"]))),
-    }
-}
-
-fn parse_consistency(text: &str) -> Result<Consistency, String> {
-    match text {
-        "strict" => Ok(Consistency::Strict),
-        "close-to-open" => Ok(Consistency::CloseToOpen),
-        "immutable" => Ok(Consistency::Immutable),
-        _ => {
-            let meant = meant(text, ["strict", "close-to-open", "immutable"]);
-            Err(format!("it is strict, close-to-open or immutable{meant}"))
-        }
-    }
-}
-
-fn transport_name(transport: TransportWish) -> &'static str {
-    match transport {
-        TransportWish::Auto => "auto",
-        TransportWish::Uring => "uring",
-        TransportWish::Classic => "classic",
-    }
-}
-
-fn parse_transport(text: &str) -> Result<TransportWish, String> {
-    match text {
-        "auto" => Ok(TransportWish::Auto),
-        "uring" => Ok(TransportWish::Uring),
-        "classic" => Ok(TransportWish::Classic),
-        _ => {
-            let meant = meant(text, ["auto", "uring", "classic"]);
-            Err(format!("it is auto, uring or classic{meant}"))
-        }
-    }
-}
-
-/// How much is kept. A bare number is of bytes, and one that holds not even one large write is meant
-/// otherwise.
-fn parse_replay(text: &str) -> Result<u64, String> {
-    let bytes = parse_size(text)?;
-    let bare = text.bytes().all(|byte| byte.is_ascii_digit());
-    if bare && (1..REPLAY_BARE_MIN_BYTES).contains(&bytes) {
-        return Err(format!(
-            "without a unit it is {bytes} bytes; say {bytes}M, {bytes}K, or 0 for nothing"
-        ));
-    }
-    Ok(bytes)
-}
-
-/// Bytes, with `K`, `M` or `G` for powers of 1024.
-pub fn parse_size(text: &str) -> Result<u64, String> {
-    let wrong =
-        || "a size such as 64M is needed (K, M or G for powers of 1024), at most 64G".to_owned();
-    let upper = text.to_ascii_uppercase();
-    let (digits, shift) = match upper.strip_suffix(['K', 'M', 'G']) {
-        Some(digits) if upper.ends_with('K') => (digits, 10),
-        Some(digits) if upper.ends_with('M') => (digits, 20),
-        Some(digits) => (digits, 30),
-        None => (upper.as_str(), 0),
-    };
-    let number: u64 = digits.parse().map_err(|_| wrong())?;
-    let bytes = number.checked_mul(1 << shift).filter(|bytes| *bytes <= REPLAY_MAX_BYTES);
-    bytes.ok_or_else(wrong)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::audit::{time, uid_of};
 use crate::error::{ErrorContext, Failure};
-use crate::mount::options::parse_size;
+use crate::mount::option_values::parse_size;
 use crate::suggestions::{hint, meant};
 
 /// Where rules are if no file is named.

@@ -13,7 +13,7 @@ use dray_layers::aggregate::{
 use dray_rt::Executor;
 
 use crate::error::Failure;
-use crate::mount::options::parse_size;
+use crate::mount::option_values::parse_size;
 
 /// The options, on the command line and in the configuration.
 pub const AGGREGATION_OPTIONS: [&str; 2] = ["read_ahead", "merge_writes"];

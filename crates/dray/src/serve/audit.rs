@@ -10,7 +10,7 @@ use dray_rpc::server::Allow;
 use serde::Deserialize;
 
 use crate::error::Failure;
-use crate::mount::options::parse_size;
+use crate::mount::option_values::parse_size;
 use crate::suggestions::meant;
 
 /// The options on the command line.

@@ -32,7 +32,7 @@ pub fn even_part(limit: u64, servers: usize) -> u64 {
 
 /// The part of `limit` that a server with `weight` can have beside `others`. It is for a server that has work.
 pub fn part_of(limit: u64, weight: u64, others: &[OtherServer]) -> u64 {
-    // Whoever is cut off may use its even part: no more than that is certain.
+    // A server that is cut off may use its even part: no more than that is certain.
     let even = even_part(limit, others.len() + 1);
     let unknown = others.iter().filter(|other| other.demand == Demand::Unknown).count() as u64;
     let mut rest = limit.saturating_sub(even * unknown);

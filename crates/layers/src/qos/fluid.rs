@@ -119,7 +119,7 @@ fn run_randomly(seed: u64, check: impl Fn(&FluidClass, &History)) {
 }
 
 #[test]
-fn no_window_of_time_passes_a_limit_whoever_comes_and_goes() {
+fn no_window_of_time_passes_a_limit_while_callers_come_and_go() {
     for seed in 1..12 {
         run_randomly(seed, |class, history| {
             let Rates { limit, burst, .. } = class.rates;
@@ -139,7 +139,7 @@ fn no_window_of_time_passes_a_limit_whoever_comes_and_goes() {
 }
 
 #[test]
-fn who_wants_more_has_its_reservation_whoever_comes_and_goes() {
+fn a_class_that_wants_more_has_its_reservation_while_callers_come_and_go() {
     for seed in 21..32 {
         run_randomly(seed, |class, history| {
             let reservation = class.rates.reservation;

@@ -24,7 +24,7 @@ const OTHERS: &str = "(others)";
 const IDLE: Nanos = 10_000_000_000;
 /// How long nobody looks for idle classes again.
 const LOOK_AGAIN: Nanos = 1_000_000_000;
-/// How the background calls of a class are told from the others.
+/// The mark that distinguishes background calls of a class from its other calls.
 const BACKGROUND: &str = " (background)";
 /// Their weight is that of the others by this.
 const BACKGROUND_PART: u32 = 100;

@@ -8,6 +8,7 @@
 mod adaptive_choice;
 mod audit;
 mod channel;
+mod connect_error;
 mod control;
 mod durability;
 mod failed_sync;
@@ -29,10 +30,11 @@ mod sync_scheduler;
 
 pub use audit::{AuditError, AuditLink};
 pub use channel::ChannelStats;
+pub use connect_error::ConnectError;
 pub use durability::{LossEvent, UnsyncedStatus};
 pub use fs::RemoteFs;
 pub use leases::{LeaseMemoryStatus, LeaseWish};
 pub use memory::SessionMemory;
 pub use open_ahead::OpenAheadStats;
-pub use session::{ClientOptions, ClientSession, ConnectError, SessionStatus};
+pub use session::{ClientOptions, ClientSession, SessionStatus};
 pub use session_group::SessionGroup;

@@ -82,7 +82,7 @@ impl RemoteFile {
         into: BufMut,
         which: u16,
     ) -> OutgoingCall<'a> {
-        let (request, flags) = (self.session.link.request_of(cx), CallHead::HALF | which);
+        let (request, flags) = (self.session.link.request_of(cx), CallHead::SPLIT_READ | which);
         OutgoingCall {
             request,
             into: Some(into),

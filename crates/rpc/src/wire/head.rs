@@ -71,7 +71,7 @@ wire_struct! {
     CallHead {
         /// Which operation.
         op: Op,
-        /// Bits of [`CallHead::ONE_WAY`], [`CallHead::RECOVERY`], [`CallHead::HALF`],
+        /// Bits of [`CallHead::ONE_WAY`], [`CallHead::RECOVERY`], [`CallHead::SPLIT_READ`],
         /// [`CallHead::REST`], [`CallHead::BACKGROUND`] and later ones.
         flags: u16,
         /// Number of the call among those under way on its connection.
@@ -103,8 +103,8 @@ impl CallHead {
     pub const RECOVERY: u16 = 2;
     /// The read is one half of a split read; the other half comes on another connection. The answer
     /// is stamped with the version of the file that was read; not if it changed meanwhile.
-    pub const HALF: u16 = 4;
-    /// With [`CallHead::HALF`]: the second half, which is not counted as another read.
+    pub const SPLIT_READ: u16 = 4;
+    /// With [`CallHead::SPLIT_READ`]: the second part, which is not counted as another read.
     pub const REST: u16 = 8;
     /// No process waits for the call: it yields to those of others where bandwidth is shared (ADR 0048).
     pub const BACKGROUND: u16 = 16;

@@ -66,7 +66,7 @@ pub const FEATURE_LOOKUP_OPEN: u64 = 8;
 /// How long after it was sent a `lookup_open` a client may use the file that it opened, by the
 /// client's clock.
 pub const OPEN_AHEAD_USED_MAX: Duration = Duration::from_millis(2);
-/// Feature: the server reports the version of a part of a split read ([`CallHead::HALF`]).
+/// Feature: the server reports the version of a part of a split read ([`CallHead::SPLIT_READ`]).
 pub const FEATURE_SPLIT_READS: u64 = 16;
 /// Feature: [`NotifyHead::JOB_QUERY`] is answered.
 pub const FEATURE_JOBS: u64 = 32;

@@ -11,7 +11,7 @@ pub struct OpRow {
     pub takes_data: bool,
     /// The call may be sent with [`CallHead::ONE_WAY`](crate::wire::CallHead::ONE_WAY).
     pub may_be_one_way: bool,
-    /// The call may be one part of a split read ([`CallHead::HALF`](crate::wire::CallHead::HALF)).
+    /// The call may be one part of a split read ([`CallHead::SPLIT_READ`](crate::wire::CallHead::SPLIT_READ)).
     pub may_be_split: bool,
     /// The caller's groups decide nothing, so that a caller with too many of them may make it.
     pub ignores_groups: bool,

@@ -142,7 +142,7 @@ fn a_split_read_is_not_torn_by_a_change_without_a_range_grant() {
         open_both(&mut writer, ids);
         let mut half = |at: usize| {
             let read = Call::Read { handle: 1, at: at as u64, len_bytes: HALF as u32 };
-            let head = CallHead { flags: CallHead::HALF, ..common::raw::head(Op::Read, 1) };
+            let head = CallHead { flags: CallHead::SPLIT_READ, ..common::raw::head(Op::Read, 1) };
             reader.send(head, &read, b"");
             let answer = reader.answer();
             (answer.data, answer.head.stamp.map(|stamp| stamp.number))

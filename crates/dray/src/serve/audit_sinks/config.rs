@@ -11,7 +11,7 @@ use super::kafka::{KafkaAddress, KafkaSink};
 use super::otlp::OtlpSink;
 use super::syslog::{SyslogAddress, SyslogSink};
 use super::{Sink, http};
-use crate::mount::options::parse_size;
+use crate::mount::option_values::parse_size;
 use crate::suggestions::meant;
 
 /// Files that are kept of a sink into a file, by default and at most.

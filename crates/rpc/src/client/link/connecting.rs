@@ -17,7 +17,7 @@ use super::addresses::AddressIndex;
 use super::handshake::{HandshakeOutcome, LinkSink};
 use super::{Link, ServerEnd};
 use crate::client::channel::Channel;
-use crate::client::session::ConnectError;
+use crate::client::connect_error::ConnectError;
 use crate::wire::Proof;
 
 /// First wait before connecting anew; doubled each time up to the last. The wait is between half of

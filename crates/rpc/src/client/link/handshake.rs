@@ -17,10 +17,11 @@ use super::server_identity::{ServerIdentity, SessionState, WelcomeNews};
 use super::{Link, ServerEnd};
 use crate::auth::{Key, Role, Transcript};
 use crate::client::channel::{Channel, ConnectionEpoch, ReplyReceiver};
+use crate::client::connect_error::ConnectError;
 use crate::client::durability::SyncedFor;
 use crate::client::leases::LeaseWish;
 use crate::client::replay::Replay;
-use crate::client::session::{ClientOptions, ConnectError};
+use crate::client::session::ClientOptions;
 use crate::wire::{
     Auth, Challenge, FEATURE_CHANGES, FEATURE_LEASES, FEATURE_ONE_WAY, FEATURE_PROBES,
     FEATURE_STAMPS, FEATURES, HandshakeError, Hello, Input, Kind, Malformed, NotifyHead, ONE_USER,

@@ -537,9 +537,9 @@ impl CallInHand {
         !belongs && !self.server.options.broken().is(Sabotage::ReplayGate)
     }
 
-    /// The version of the file that one half of a read sees, as long as nobody changes the file.
+    /// The version of the file that one part of a split read sees, as long as nobody changes the file.
     fn split_read_version(&self, call: &Call<'_>) -> Option<u64> {
-        if self.head.flags & CallHead::HALF == 0 {
+        if self.head.flags & CallHead::SPLIT_READ == 0 {
             return None; // nearly always: before anything is looked for
         }
         let Call::Read { handle, at, len_bytes } = *call else { return None };

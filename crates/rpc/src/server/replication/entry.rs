@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notes_arrive_as_they_were_sent_and_halves_of_them_do_not() {
+    fn notes_arrive_as_they_were_sent_and_parts_of_them_do_not() {
         let session =
             SessionRecord { id: 7, secret: [3; 16], node: 9, export: "x".into(), host: "h".into() };
         let slot = SlotName { session: 7, slot: 63, sequence: u32::MAX };

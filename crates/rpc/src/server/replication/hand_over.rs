@@ -40,7 +40,7 @@ pub enum HandOverRefusal {
     CallHangs,
     /// What was written cannot be brought to media. The slice is served on here.
     SyncFailed(Error),
-    /// The membership does not answer, or changed meanwhile. Whoever serves the slice goes on.
+    /// The membership does not answer, or changed meanwhile. The server of the slice goes on.
     MembershipChanged,
 }
 

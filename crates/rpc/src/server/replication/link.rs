@@ -63,7 +63,7 @@ impl WireLink {
             if dray_rt::now() < state.not_before {
                 return Err(io::ErrorKind::NotConnected.into());
             }
-            // Before the try: whoever waits for it may give it up.
+            // Before the try: its caller may give it up.
             state.not_before = dray_rt::now() + state.backoff;
             state.backoff = (state.backoff * 2).min(BACKOFF_LAST);
         }
@@ -142,7 +142,7 @@ impl ReplicaLink for WireLink {
     }
 }
 
-/// Closes a connection if whoever made it does not come to the end of that.
+/// Closes a connection if the task that makes it does not finish.
 struct CloseOnDrop(Option<Arc<dyn Connection>>);
 
 impl CloseOnDrop {
@@ -176,7 +176,7 @@ impl BatchChannel {
         self.waiting().is_none()
     }
 
-    /// Whoever still waits has no answer.
+    /// Callers that still wait have no answer.
     fn end(&self) {
         drop(self.waiting().take());
     }

@@ -86,8 +86,8 @@ pub trait Membership: Send + Sync + 'static {
     fn quiesced(&self) -> Option<Revision>;
 
     /// The state of a slice; none: nobody has served it so far. It is at least as new as what this server
-    /// has changed before, and as what it was told before. Whatever this server asked for before and was
-    /// not told the outcome of is not carried out later.
+    /// has changed before, and as every state reported to it before. What this server asked for before, with no
+    /// outcome reported, is not carried out later.
     fn slice<'a>(&'a self, name: &'a str) -> Fut<'a, io::Result<Option<(SliceState, Revision)>>>;
 
     /// Changes the state of a slice. False: it is another one than was seen, or a server is there that

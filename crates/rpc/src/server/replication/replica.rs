@@ -138,7 +138,7 @@ impl JournalReplica {
         Ok(())
     }
 
-    /// Takes nothing more without another copy: this server is about to take over. Whoever copies has
+    /// Takes nothing more without another copy: this server is about to take over. The server that copies has
     /// said in the membership before that this server is not in step, and then cannot be taken over.
     pub fn close(&self) {
         self.lock().has_copy = false;

@@ -170,7 +170,7 @@ fn xflags() -> Xflags {
 }
 
 fn head(op: Op) -> CallHead {
-    let flags = CallHead::ONE_WAY | CallHead::RECOVERY | CallHead::HALF | CallHead::REST;
+    let flags = CallHead::ONE_WAY | CallHead::RECOVERY | CallHead::SPLIT_READ | CallHead::REST;
     CallHead {
         op,
         flags,
