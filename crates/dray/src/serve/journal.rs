@@ -73,7 +73,7 @@ pub struct Boot {
     /// The state of the machine's memory, as clients know it. It is another one after each start that
     /// finds the machine lost. Two of these can follow one loss: the first may have ended its recovery
     /// without a note of that. Then clients have done new work since, and send that again, too.
-    pub told: u128,
+    pub memory_state: u128,
     /// Whether the machine went down since: what was not synced may be lost.
     pub machine_lost: bool,
 }
@@ -98,7 +98,7 @@ impl Boot {
             }
             false => last_recovery(&recovery)?,
         };
-        let boot = Boot { path, now, told: boot ^ u128::from(number), machine_lost };
+        let boot = Boot { path, now, memory_state: boot ^ u128::from(number), machine_lost };
         if last.is_none() {
             boot.note()?;
         }
@@ -165,12 +165,12 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         let begin = |boot| Boot::begin(state.path(), boot).unwrap();
         let first = begin(1);
-        assert_eq!((first.told, begin(1).told), (1, 1));
+        assert_eq!((first.memory_state, begin(1).memory_state), (1, 1));
         let (one, two) = (begin(2), begin(2));
-        assert!(one.told != first.told && two.told != one.told);
+        assert!(one.memory_state != first.memory_state && two.memory_state != one.memory_state);
         two.note().unwrap();
-        assert_eq!(begin(2).told, two.told, "nothing was lost since");
-        assert_ne!(begin(3).told, two.told);
+        assert_eq!(begin(2).memory_state, two.memory_state, "nothing was lost since");
+        assert_ne!(begin(3).memory_state, two.memory_state);
     }
 
     /// An unreadable note counted as that of the first server ever: nobody was waited for.

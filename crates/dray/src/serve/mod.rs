@@ -114,7 +114,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let key = options.key.clone();
     let (journal, boot, loss) = former_server(&state_dir, plan.boot)?;
     let names: Vec<&str> = plan.exports.iter().map(|export| export.name.as_str()).collect();
-    let options = ServerOptions { boot: boot.told, ..options };
+    let options = ServerOptions { boot: boot.memory_state, ..options };
     let server = Server::awaiting(options, &names, Arc::new(journal));
     let exports: Vec<_> =
         plan.exports.iter().map(|plan| Arc::new(ExportState::new(plan))).collect();

@@ -1,5 +1,5 @@
-//! Room for new leases. A session or an export that has as many as it may gives some back, those that were leased
-//! the longest ago: the server recalls them as if they were to be changed.
+//! Room for new leases. A session that has as many as it may gives some back, and so does a full export: those that
+//! were leased the longest ago. The server recalls them, as if they were to be changed.
 //!
 //! What the client uses all the time is asked for again at once, and is young then. A lease that is asked back is not
 //! leased anew before its recall has ended. So the client's answer takes nothing that it has got since.
