@@ -45,8 +45,8 @@ struct FoundFile {
     name: Vec<u8>,
     entry: Entry,
     at: Instant,
-    /// The time of the server's own look.
-    confirmed: Option<Instant>,
+    /// The time of the server's own look, and the thread that it was for.
+    confirmed: Option<(ClientThread, Instant)>,
 }
 
 impl ExpectedRemoval {
@@ -70,10 +70,11 @@ impl ExpectedRemoval {
         self.passing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
     }
 
-    /// A look has found a regular file by this name. `by_server`: the server holds the directory's grant.
-    pub(super) fn note(&self, name: &Name, entry: &Entry, by_server: bool) {
+    /// A look has found a regular file by this name. `server_for`: the server looks for this thread, and
+    /// holds the directory's grant.
+    pub(super) fn note(&self, name: &Name, entry: &Entry, server_for: Option<ClientThread>) {
         let at = dray_rt::now();
-        let confirmed = by_server.then_some(at);
+        let confirmed = server_for.map(|thread| (thread, at));
         let mut found = self.found();
         match &mut *found {
             Some(found) => {
@@ -88,25 +89,27 @@ impl ExpectedRemoval {
         }
     }
 
-    /// The server's own look: the name leads to `id`. Answers what the look before has found, if that
-    /// was the same file a moment ago.
-    pub(super) fn confirm(&self, name: &Name, id: FileId) -> Option<Entry> {
+    /// The server's own look for `thread`: the name leads to `id`. Answers what the look before has found,
+    /// if that was the same file a moment ago.
+    pub(super) fn confirm(&self, name: &Name, id: FileId, thread: ClientThread) -> Option<Entry> {
         let mut found = self.found();
         let found = found.as_mut().filter(|found| found.entry.id == id)?;
         let now = dray_rt::now();
         if found.name != name.as_bytes() || now - found.at > FOUND_LASTS {
             return None;
         }
-        found.confirmed = Some(now);
+        found.confirmed = Some((thread, now));
         Some(found.entry)
     }
 
-    /// The file that the server has just found by this name; once for each of its looks.
-    pub(super) fn take_confirmed(&self, name: &Name) -> Option<FileId> {
+    /// The file that the server has just found by this name for `thread`; once for each of its looks. A
+    /// removal that was given up leaves its look to no other thread.
+    pub(super) fn take_confirmed(&self, name: &Name, thread: ClientThread) -> Option<FileId> {
         let mut found = self.found();
         let found = found.as_mut().filter(|found| found.name == name.as_bytes())?;
-        let confirmed = found.confirmed.take()?;
-        (dray_rt::now() - confirmed <= CONFIRMED_LASTS).then_some(found.entry.id)
+        let (of, confirmed) = found.confirmed.take()?;
+        let is_sure = of == thread && thread.is_known();
+        (is_sure && dray_rt::now() - confirmed <= CONFIRMED_LASTS).then_some(found.entry.id)
     }
 
     /// Whether the last look has found a small file with this id.
@@ -119,7 +122,7 @@ impl ExpectedRemoval {
 
 #[cfg(test)]
 mod tests {
-    use dray_core::{Attr, Context};
+    use dray_core::{Attr, Context, Pid};
 
     use super::*;
 
@@ -128,6 +131,10 @@ mod tests {
 
     fn name(name: &str) -> &Name {
         Name::new(name.as_bytes()).unwrap()
+    }
+
+    fn thread() -> ClientThread {
+        ClientThread::of(&Context { pid: Pid(7), ..Context::system() })
     }
 
     fn entry(size: u64) -> Entry {
@@ -145,19 +152,22 @@ mod tests {
     #[test]
     fn a_removal_believes_the_servers_own_look_once_and_no_other() {
         let removal = ExpectedRemoval::default();
-        removal.note(name("a"), &entry(1), false);
-        assert_eq!(removal.take_confirmed(name("a")), None, "a client's look");
-        assert!(removal.confirm(name("a"), OTHER).is_none(), "the name has another file");
-        assert!(removal.confirm(name("b"), FILE).is_none(), "another name");
-        assert_eq!(removal.take_confirmed(name("a")), None);
-        assert_eq!(removal.confirm(name("a"), FILE).map(|found| found.id), Some(FILE));
-        assert_eq!(removal.take_confirmed(name("b")), None);
+        removal.note(name("a"), &entry(1), None);
+        assert_eq!(removal.take_confirmed(name("a"), thread()), None, "a client's look");
+        assert!(removal.confirm(name("a"), OTHER, thread()).is_none(), "the name has another file");
+        assert!(removal.confirm(name("b"), FILE, thread()).is_none(), "another name");
+        assert_eq!(removal.take_confirmed(name("a"), thread()), None);
+        assert_eq!(removal.confirm(name("a"), FILE, thread()).map(|found| found.id), Some(FILE));
+        assert_eq!(removal.take_confirmed(name("b"), thread()), None);
+        removal.note(name("a"), &entry(1), Some(thread()));
+        let other = ClientThread::of(&Context { pid: Pid(8), ..Context::system() });
+        assert_eq!(removal.take_confirmed(name("a"), other), None, "another thread's look");
         // On a busy machine the moment may be over.
         let mut believed = 0;
         for _ in 0..100 {
-            removal.note(name("a"), &entry(1), true);
-            believed += u32::from(removal.take_confirmed(name("a")) == Some(FILE));
-            assert_eq!(removal.take_confirmed(name("a")), None, "once");
+            removal.note(name("a"), &entry(1), Some(thread()));
+            believed += u32::from(removal.take_confirmed(name("a"), thread()) == Some(FILE));
+            assert_eq!(removal.take_confirmed(name("a"), thread()), None, "once");
         }
         assert!(believed > 0);
     }
@@ -165,19 +175,19 @@ mod tests {
     #[test]
     fn what_was_found_long_ago_is_not_used() {
         let removal = ExpectedRemoval::default();
-        removal.note(name("a"), &entry(1), true);
+        removal.note(name("a"), &entry(1), Some(thread()));
         std::thread::sleep(FOUND_LASTS + Duration::from_millis(1));
-        assert_eq!(removal.take_confirmed(name("a")), None);
-        assert!(removal.confirm(name("a"), FILE).is_none());
+        assert_eq!(removal.take_confirmed(name("a"), thread()), None);
+        assert!(removal.confirm(name("a"), FILE, thread()).is_none());
     }
 
     #[test]
     fn a_small_file_is_known_and_a_large_one_is_not_taken_for_it() {
         let removal = ExpectedRemoval::default();
         assert!(!removal.was_small(FILE));
-        removal.note(name("a"), &entry(1), false);
+        removal.note(name("a"), &entry(1), None);
         assert!(removal.was_small(FILE) && !removal.was_small(OTHER));
-        removal.note(name("a"), &entry(1 << 40), false);
+        removal.note(name("a"), &entry(1 << 40), None);
         assert!(!removal.was_small(FILE));
     }
 }

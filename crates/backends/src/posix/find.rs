@@ -307,7 +307,7 @@ impl Core {
         let entry = match &self.ids {
             Ids::Native(codec) if caller.internal && !self.has_mounts_below() => {
                 let id = self.id_by_name(codec, dir.fd(), name)?;
-                if let Some(entry) = dir.removal.confirm(name, id) {
+                if let Some(entry) = dir.removal.confirm(name, id, caller.thread) {
                     return Some(entry);
                 }
                 self.stat_by_name(id, dir.fd(), name)?
@@ -318,7 +318,7 @@ impl Core {
             return None;
         }
         let is_certain = caller.internal && matches!(self.ids, Ids::Native(_));
-        dir.removal.note(name, &entry, is_certain);
+        dir.removal.note(name, &entry, is_certain.then_some(caller.thread));
         Some(entry)
     }
 

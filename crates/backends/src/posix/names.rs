@@ -123,7 +123,7 @@ impl Core {
         dir: &CachedInode,
         name: &Name,
     ) -> Result<RemovedName> {
-        let id = dir.removal.take_confirmed(name).or_else(|| self.id_at(dir, name));
+        let id = dir.removal.take_confirmed(name, caller.thread).or_else(|| self.id_at(dir, name));
         let Some(id) = id else { return Ok(RemovedName::default()) };
         if let Some(inode) = self.files.needs_pin(id) {
             match sys::open_path(dir.fd(), name) {

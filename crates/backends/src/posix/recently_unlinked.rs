@@ -44,7 +44,7 @@ impl ClientThread {
     }
 
     /// Whether its number identifies it. In some containers threads have no numbers.
-    fn is_known(self) -> bool {
+    pub(crate) fn is_known(self) -> bool {
         self.pid != Pid(0)
     }
 }
