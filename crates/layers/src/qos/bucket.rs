@@ -28,18 +28,29 @@ impl Bucket {
         self.per_s = per_s.max(1);
     }
 
-    /// From when on the next call may take. It may then take any number of units, so that a call
-    /// that is larger than the burst goes on, too. The last quarter of the burst is for small calls.
-    pub fn ready_at(&self, small: bool) -> Nanos {
-        let burst = if small { self.burst } else { self.burst - self.burst / 4 };
-        self.paid_at.saturating_sub(burst)
+    /// From when on a small call may take. It may then take any number of units, so that a call that is
+    /// larger than the burst goes on, too.
+    pub fn ready_at(&self) -> Nanos {
+        self.paid_at.saturating_sub(self.burst)
+    }
+
+    /// The same for large calls, which take `units` at most. They leave the last quarter of the burst to
+    /// small ones: also the call that comes last before that. Where the rate is so low that one call takes more
+    /// than there is, an eighth of the burst may be taken ahead.
+    pub fn ready_for_large_at(&self, units: u64) -> Nanos {
+        let ahead = (self.burst - self.burst / 4).saturating_sub(self.time_of(units));
+        self.paid_at.saturating_sub(ahead.max(self.burst / 8))
+    }
+
+    fn time_of(&self, units: u64) -> Nanos {
+        let time = u128::from(units) * SECOND / u128::from(self.per_s);
+        u64::try_from(time).unwrap_or(u64::MAX)
     }
 
     /// Takes `units` at `now`. What was not used before is lost, but for that of the last `kept`.
     pub fn take(&mut self, now: Nanos, units: u64, kept: Nanos) {
-        let time = u128::from(units) * SECOND / u128::from(self.per_s);
         let from = self.paid_at.max(now.saturating_sub(kept));
-        self.paid_at = from.saturating_add(u64::try_from(time).unwrap_or(u64::MAX));
+        self.paid_at = from.saturating_add(self.time_of(units));
     }
 }
 
@@ -53,7 +64,7 @@ mod tests {
         let (mut now, mut taken) = (5_000_000_000, 0);
         let end = now + 1_000_000_000;
         while now < end {
-            if bucket.ready_at(true) <= now {
+            if bucket.ready_at() <= now {
                 bucket.take(now, 10, 0);
                 taken += 10;
             } else {
@@ -61,5 +72,27 @@ mod tests {
             }
         }
         assert!((1100..=1110).contains(&taken), "{taken}");
+    }
+
+    /// A large call took what is for small ones, if the rate was low: they waited for most of its time.
+    #[test]
+    fn large_calls_leave_something_for_small_ones() {
+        const LARGE: u64 = 1 << 20;
+        for (rate, wait_max_ms) in [(200 << 20, 0), (20 << 20, 0), (10 << 20, 15), (5 << 20, 120)] {
+            let mut bucket = Bucket::new(rate, 100_000_000);
+            let (begin, mut taken) = (5_000_000_000, 0);
+            let mut now = begin;
+            while now < begin + 10_000_000_000 {
+                if bucket.ready_for_large_at(LARGE) <= now {
+                    bucket.take(now, LARGE, 0);
+                    taken += LARGE;
+                    let waits_ms = bucket.ready_at().saturating_sub(now) / 1_000_000;
+                    assert!(waits_ms <= wait_max_ms, "{waits_ms} ms at {rate}");
+                } else {
+                    now += 1_000_000;
+                }
+            }
+            assert!((rate * 99 / 10..rate * 103 / 10).contains(&taken), "{taken} at {rate}");
+        }
     }
 }

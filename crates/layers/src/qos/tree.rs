@@ -17,6 +17,8 @@ mod usage;
 
 use std::collections::{BTreeSet, VecDeque};
 
+use dray_core::IO_MAX_BYTES;
+
 use super::bucket::{Bucket, Nanos};
 use super::meter::Meter;
 
@@ -156,20 +158,31 @@ impl Node {
     /// When its limits let a call begin. A call without data does not wait for those of bytes. A kernel
     /// that makes a file has its directory locked, and others wait for that.
     fn ready_at(&self, small: bool, has_data: bool) -> Nanos {
-        let [bytes, calls] = &self.limits;
-        let limits = bytes.iter().filter(|_| has_data).chain(calls);
-        limits.map(|bucket| bucket.ready_at(small)).max().unwrap_or(0)
+        let [bytes, calls] = match small {
+            true => self.limits.map(|limit| limit.map(|bucket| bucket.ready_at())),
+            false => self.ready_for_large_at(),
+        };
+        bytes.filter(|_| has_data).max(calls).unwrap_or(0)
+    }
+
+    /// When each of its limits lets large calls begin.
+    fn ready_for_large_at(&self) -> [Option<Nanos>; 2] {
+        let [bytes, calls] = self.limits;
+        [
+            bytes.map(|bucket| bucket.ready_for_large_at(IO_MAX_BYTES as u64)),
+            calls.map(|bucket| bucket.ready_for_large_at(1)),
+        ]
     }
 
     /// Which of its limits lets calls begin last.
     fn slowest_limit(&self) -> usize {
-        let [bytes, calls] = self.limits.map(|bucket| bucket.map_or(0, |one| one.ready_at(false)));
+        let [bytes, calls] = self.ready_for_large_at();
         usize::from(calls > bytes)
     }
 
     /// The earliest time at which one of its reservations is due.
     fn due_at(&self) -> Option<Nanos> {
-        self.reservations.iter().flatten().map(|bucket| bucket.ready_at(true)).min()
+        self.reservations.iter().flatten().map(|bucket| bucket.ready_at()).min()
     }
 
     fn charge(&mut self, now: Nanos, cost: Cost) {
