@@ -1,6 +1,7 @@
 #!/bin/bash
 # The POSIX conformance suite pjdfstest: whatever the bare file system passes, the mount
 # passes, test by test. pjdfstest.sh [classic|uring]; $TOOLS/pjdfstest is the program.
+# transports: classic
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"
 transport=${1:-classic}

@@ -42,6 +42,11 @@ impl Bucket {
         self.paid_at.saturating_sub(ahead.max(self.burst / 8))
     }
 
+    /// What the rate gives in `time`.
+    pub fn units_in(&self, time: Nanos) -> u64 {
+        u64::try_from(u128::from(self.per_s) * u128::from(time) / SECOND).unwrap_or(u64::MAX)
+    }
+
     fn time_of(&self, units: u64) -> Nanos {
         let time = u128::from(units) * SECOND / u128::from(self.per_s);
         u64::try_from(time).unwrap_or(u64::MAX)

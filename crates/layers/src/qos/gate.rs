@@ -25,7 +25,7 @@ use super::report::{self, ClassReport, QosReport, SAMPLE_MIN, Sample};
 use super::rules::{Caller, RuleSet};
 use super::sharing::Sharing;
 use super::state::{QosClass, State, WaitingCall, carry_counts};
-use super::tree::{CALL_COST_BYTES, Cost, Rates, Tree, WaiterNumber};
+use super::tree::{Cost, Rates, Tree, WaiterNumber};
 use super::waiting::Waiting;
 use super::window::Window;
 
@@ -405,7 +405,8 @@ impl Gate {
             state.samples.swap(0, 1);
             state.samples[1] = Sample { at: now, counts };
         }
-        let cost = |calls: u64, bytes: u64| (bytes + calls * CALL_COST_BYTES) as f64;
+        let call_cost_bytes = state.tree.call_cost_bytes();
+        let cost = |calls: u64, bytes: u64| (bytes + calls * call_cost_bytes) as f64;
         report::rate(&mut classes, &state.samples[0], now, cost);
         QosReport {
             is_on: state.rules.is_on(),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Nanos;
-use super::tree::{Cost, NodeIndex, Rates, Tree, WaiterNumber};
+use super::tree::{CALL_COST_BYTES, Cost, NodeIndex, Rates, Tree, WaiterNumber};
 
 pub(super) const MS: Nanos = 1_000_000;
 pub(super) const SECOND: Nanos = 1_000_000_000;
@@ -97,7 +97,8 @@ impl ScheduleModel {
         client.waiting -= 1;
         client.done_bytes += client.call.bytes;
         client.done_calls += 1;
-        if let Some(lasts) = (client.call.weighed() * SECOND).checked_div(self.rate) {
+        if let Some(lasts) = (client.call.weighed(CALL_COST_BYTES) * SECOND).checked_div(self.rate)
+        {
             // It has been idle at most since the look before.
             self.busy_until = self.busy_until.max(self.now - LOOK) + lasts;
         }
@@ -134,7 +135,7 @@ fn classes_share_by_their_weights_in_each_second() {
             let before: Vec<u64> = model.clients.iter().map(|one| one.done_calls).collect();
             model.run(SECOND);
             let cost = |(one, before): (&LoadingClient, u64)| {
-                ((one.done_calls - before) * one.call.weighed()) as f64
+                ((one.done_calls - before) * one.call.weighed(CALL_COST_BYTES)) as f64
             };
             let costs: Vec<f64> = model.clients.iter().zip(before).map(cost).collect();
             let all: f64 = costs.iter().sum();

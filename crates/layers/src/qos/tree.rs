@@ -25,8 +25,11 @@ use super::meter::Meter;
 /// A call that waits, by the caller's number.
 pub type WaiterNumber = u32;
 
-/// What one call costs among classes, beside its bytes: bytes.
+/// What one call costs among classes, beside its bytes, at most: bytes.
 pub const CALL_COST_BYTES: u64 = 32 << 10;
+/// Where the export has a limit of bytes, a call costs as much as the limit allows in this time. Calls without data
+/// take nothing of such a limit, and the lower it is, the less they count beside data.
+const CALL_COST: Nanos = 100_000;
 /// What a reservation that came late may catch up.
 const LATE_MAX: Nanos = 100_000_000;
 /// How far a class may run ahead with small calls while others wait, bytes of cost at weight 1.
@@ -95,9 +98,9 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// For the weights.
-    pub fn weighed(self) -> u64 {
-        self.bytes.saturating_add(CALL_COST_BYTES)
+    /// For the weights, where a call costs so much.
+    pub fn weighed(self, call_cost_bytes: u64) -> u64 {
+        self.bytes.saturating_add(call_cost_bytes)
     }
 }
 
@@ -390,15 +393,22 @@ impl Tree {
         }
     }
 
+    /// What one call costs among classes, beside its bytes: bytes.
+    pub fn call_cost_bytes(&self) -> u64 {
+        let [limit, _] = self.nodes[NodeIndex::ROOT.at()].limits;
+        limit.map_or(CALL_COST_BYTES, |limit| limit.units_in(CALL_COST).min(CALL_COST_BYTES))
+    }
+
     /// Charges a call to its leaf and all above.
     fn charge(&mut self, now: Nanos, leaf: NodeIndex, cost: Cost) {
+        let weighed = cost.weighed(self.call_cost_bytes());
         let mut index = leaf;
         while index != NodeIndex::ROOT {
             let parent = &self.nodes[self.nodes[index.at()].parent.at()];
             let (virtual_now, first) = (parent.virtual_now, parent.active.first().copied());
             let node = &mut self.nodes[index.at()];
             let started = node.start.max(virtual_now);
-            node.start = started.saturating_add(node.length(cost.weighed()));
+            node.start = started.saturating_add(node.length(weighed));
             node.charge(now, cost);
             self.list(index);
             // A call out of turn does not move the time past those that wait.
