@@ -13,19 +13,27 @@ pub struct Bucket {
     per_s: u64,
     /// What may be taken ahead, as time at this rate.
     burst: Nanos,
+    /// Units that a large call takes at most.
+    large: u64,
+    /// What large calls may take ahead. Kept, since each call asks for it.
+    ahead_of_large: Nanos,
     /// When all is paid for that was taken.
     paid_at: Nanos,
 }
 
 impl Bucket {
-    /// Full at first. `per_s`: units a second; 0 is taken for 1.
-    pub fn new(per_s: u64, burst: Nanos) -> Bucket {
-        Bucket { per_s: per_s.max(1), burst, paid_at: 0 }
+    /// Full at first. `per_s`: units a second; 0 is taken for 1. Large calls take `large` units at most.
+    pub fn new(per_s: u64, burst: Nanos, large: u64) -> Bucket {
+        let mut bucket = Bucket { per_s: 1, burst, large, ahead_of_large: 0, paid_at: 0 };
+        bucket.set_rate(per_s);
+        bucket
     }
 
     /// Another rate from now on. What has been taken ahead stays as much time as it was.
     pub fn set_rate(&mut self, per_s: u64) {
         self.per_s = per_s.max(1);
+        let ahead = (self.burst - self.burst / 4).saturating_sub(self.time_of(self.large));
+        self.ahead_of_large = ahead.max(self.burst / 8);
     }
 
     /// From when on a small call may take. It may then take any number of units, so that a call that is
@@ -34,12 +42,11 @@ impl Bucket {
         self.paid_at.saturating_sub(self.burst)
     }
 
-    /// The same for large calls, which take `units` at most. They leave the last quarter of the burst to
+    /// The same for large calls. They leave the last quarter of the burst to
     /// small ones: also the call that comes last before that. Where the rate is so low that one call takes more
     /// than there is, an eighth of the burst may be taken ahead.
-    pub fn ready_for_large_at(&self, units: u64) -> Nanos {
-        let ahead = (self.burst - self.burst / 4).saturating_sub(self.time_of(units));
-        self.paid_at.saturating_sub(ahead.max(self.burst / 8))
+    pub fn ready_for_large_at(&self) -> Nanos {
+        self.paid_at.saturating_sub(self.ahead_of_large)
     }
 
     /// What the rate gives in `time`.
@@ -65,7 +72,7 @@ mod tests {
 
     #[test]
     fn a_bucket_gives_its_rate_and_its_burst() {
-        let mut bucket = Bucket::new(1000, 100_000_000);
+        let mut bucket = Bucket::new(1000, 100_000_000, 1);
         let (mut now, mut taken) = (5_000_000_000, 0);
         let end = now + 1_000_000_000;
         while now < end {
@@ -84,11 +91,11 @@ mod tests {
     fn large_calls_leave_something_for_small_ones() {
         const LARGE: u64 = 1 << 20;
         for (rate, wait_max_ms) in [(200 << 20, 0), (20 << 20, 0), (10 << 20, 15), (5 << 20, 120)] {
-            let mut bucket = Bucket::new(rate, 100_000_000);
+            let mut bucket = Bucket::new(rate, 100_000_000, LARGE);
             let (begin, mut taken) = (5_000_000_000, 0);
             let mut now = begin;
             while now < begin + 10_000_000_000 {
-                if bucket.ready_for_large_at(LARGE) <= now {
+                if bucket.ready_for_large_at() <= now {
                     bucket.take(now, LARGE, 0);
                     taken += LARGE;
                     let waits_ms = bucket.ready_at().saturating_sub(now) / 1_000_000;

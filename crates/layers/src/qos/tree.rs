@@ -130,12 +130,12 @@ struct Node {
 
 impl Node {
     fn new(parent: NodeIndex, rates: Rates) -> Node {
-        let limit = |per_s| (per_s > 0).then(|| Bucket::new(per_s, rates.burst));
-        let reserved = |per_s| (per_s > 0).then(|| Bucket::new(per_s, 0));
+        let limit = |per_s, large| (per_s > 0).then(|| Bucket::new(per_s, rates.burst, large));
+        let reserved = |per_s| (per_s > 0).then(|| Bucket::new(per_s, 0, 1));
         Node {
             parent,
             weight_milli: rates.weight_milli.max(1).into(),
-            limits: [limit(rates.limit), limit(rates.limit_ops)],
+            limits: [limit(rates.limit, IO_MAX_BYTES as u64), limit(rates.limit_ops, 1)],
             reservations: [reserved(rates.reservation), reserved(rates.reservation_ops)],
             start: 0,
             virtual_now: 0,
@@ -170,11 +170,7 @@ impl Node {
 
     /// When each of its limits lets large calls begin.
     fn ready_for_large_at(&self) -> [Option<Nanos>; 2] {
-        let [bytes, calls] = self.limits;
-        [
-            bytes.map(|bucket| bucket.ready_for_large_at(IO_MAX_BYTES as u64)),
-            calls.map(|bucket| bucket.ready_for_large_at(1)),
-        ]
+        self.limits.map(|limit| limit.map(|bucket| bucket.ready_for_large_at()))
     }
 
     /// Which of its limits lets calls begin last.
@@ -218,6 +214,7 @@ pub struct Tree {
     /// Those of the nodes with limits or reservations that have worked since their usage was nothing.
     metered: Vec<NodeIndex>,
     metered_at: Nanos,
+    call_cost_bytes: u64,
 }
 
 impl Tree {
@@ -226,7 +223,11 @@ impl Tree {
         let nodes = vec![Node::new(NodeIndex::ROOT, root)];
         let (held, due) = (BTreeSet::new(), BTreeSet::new());
         let (free, metered) = (Vec::new(), Vec::new());
-        Tree { nodes, free, held, due, waiting: 0, metered, metered_at: 0 }
+        let (waiting, metered_at, call_cost_bytes) = (0, 0, 0);
+        let mut tree =
+            Tree { nodes, free, held, due, waiting, metered, metered_at, call_cost_bytes };
+        tree.renew_call_cost();
+        tree
     }
 
     /// A new child of `parent`. `now`: it counts as used then.
@@ -395,8 +396,14 @@ impl Tree {
 
     /// What one call costs among classes, beside its bytes: bytes.
     pub fn call_cost_bytes(&self) -> u64 {
+        self.call_cost_bytes
+    }
+
+    /// After the limit of the export has changed.
+    fn renew_call_cost(&mut self) {
         let [limit, _] = self.nodes[NodeIndex::ROOT.at()].limits;
-        limit.map_or(CALL_COST_BYTES, |limit| limit.units_in(CALL_COST).min(CALL_COST_BYTES))
+        let within = |limit: Bucket| limit.units_in(CALL_COST).min(CALL_COST_BYTES);
+        self.call_cost_bytes = limit.map_or(CALL_COST_BYTES, within);
     }
 
     /// Charges a call to its leaf and all above.

@@ -11,6 +11,7 @@ impl Tree {
         for (bucket, per_s) in self.nodes[node.at()].buckets().zip(per_s) {
             bucket.iter_mut().for_each(|bucket| bucket.set_rate(per_s));
         }
+        self.renew_call_cost();
     }
 
     /// Whether calls of a node, or of one below it, wait.
