@@ -32,7 +32,7 @@ LONGEST = (
 )
 # What counts the cost of calls, measures rates, or distinguishes times by less than a second. It runs alone.
 ALONE = {
-    "budget", "deep", "front_end/leases", "whole_program/believed", "whole_program/qos",
+    "budget", "deep", "front_end/leased_pages", "front_end/leases", "whole_program/believed", "whole_program/qos",
     "whole_program/qos_servers",
 }
 # How many of the times are shown at the end.
