@@ -57,13 +57,16 @@ fn a_handle_leads_to_its_file_after_the_kernel_has_forgotten_it() {
         let all = [&file, &dir, &deep, &mount.at];
         let handles = all.map(|path| FileHandle::of(path).unwrap());
         let numbers = all.map(|path| fs::metadata(path).unwrap().ino());
+        // An open file is never forgotten: tests beside this one make the kernel drop inodes, too.
+        let mut held = Some(fs::File::open(&file).unwrap());
         for round in 0..3 {
             if round > 0 {
+                held = None;
                 all_forgotten(mount);
             }
             let lookups = mount.count("lookup");
             assert_eq!(handles[0].read(&mount.at).unwrap(), "in the root");
-            assert_eq!(mount.count("lookup") > lookups, round > 0);
+            assert_eq!(mount.count("lookup") > lookups, held.is_none());
             // To find its place the kernel goes up by "..", and down by the listings.
             assert_eq!(handles[1].path(&mount.at).unwrap(), dir);
             assert_eq!(handles[2].read(&mount.at).unwrap(), "deep");
