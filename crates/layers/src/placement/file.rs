@@ -8,7 +8,7 @@ use dray_core::{
     Io, Lock, LockOwner, Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write, Xflags,
 };
 
-use super::fs::PlacedServers;
+use super::servers::PlacedServers;
 use super::slices::SliceIndex;
 use super::striped::StripedFile;
 

@@ -8,15 +8,16 @@
 use std::sync::Arc;
 
 use dray_core::{
-    Access, Attr, Buf, Context, CreateHow, Entry, Errno, Error, FileId, FileSystem, FileType,
-    FsInfo, Fut, Make, Name, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs,
-    Timestamp, Uid, XattrSet, must_be_named, put_in_steps,
+    Access, Attr, Buf, Context, CreateHow, Entry, Errno, Error, FileId, FileSystem, FsInfo, Fut,
+    Make, Name, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, Timestamp, Uid,
+    XattrSet, must_be_named, put_in_steps,
 };
 
 use super::file::PlacedFile;
 use super::mapping::Placement;
-use super::places::{FilePlace, FilePlaces};
-use super::slices::{SliceIndex, Slices};
+use super::places::FilePlaces;
+use super::servers::{PlacedServers, at_home, is_gone};
+use super::slices::Slices;
 
 /// Lookups of one name that find a file which is gone when its home server is asked. After that many
 /// the name is reported as absent: others replace the file faster than it can be looked at.
@@ -29,168 +30,6 @@ const TMPFILE_TRIES: usize = 16;
 #[derive(Clone)]
 pub struct PlacedFs {
     pub(super) shared: Arc<PlacedServers>,
-}
-
-/// The servers of a projection, and the mapping that chooses between them. With failover each slice counts as
-/// a server.
-pub(super) struct PlacedServers {
-    pub(super) slices: Slices,
-    /// One for each slice.
-    servers: Vec<Arc<dyn FileSystem>>,
-    info: FsInfo,
-    pub(super) places: Arc<FilePlaces>,
-}
-
-impl PlacedServers {
-    pub(super) fn at(&self, SliceIndex(index): SliceIndex) -> &dyn FileSystem {
-        &*self.servers[usize::from(index)]
-    }
-
-    pub(super) fn root(&self) -> FileId {
-        self.info.root
-    }
-
-    pub(super) fn indices(&self) -> impl Iterator<Item = SliceIndex> {
-        self.slices.all()
-    }
-
-    /// Whether servers may have to learn ids from names.
-    pub(super) fn learn(&self) -> bool {
-        self.info.learns_ids()
-    }
-
-    /// The server where a file is used: its content, its attributes and its locks.
-    pub(super) fn home(&self, id: FileId) -> &dyn FileSystem {
-        self.at(self.slices.home(id))
-    }
-
-    /// A lookup at the directory's server.
-    async fn look_at(
-        &self,
-        cx: &Context,
-        at: SliceIndex,
-        (dir, name): (FileId, &Name),
-    ) -> Result<Entry> {
-        let entry = self.taught(cx, (at, [dir]), || self.at(at).lookup(cx, dir, name)).await?;
-        self.met((dir, name), &entry);
-        Ok(entry)
-    }
-
-    /// The attributes of a file at its home.
-    pub(super) fn getattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Attr>> {
-        self.taught(cx, (self.slices.home(id), [id]), move || self.home(id).getattr(cx, id))
-    }
-
-    /// The regular file of this name, which may be about to lose the name.
-    async fn file_named(&self, cx: &Context, (dir, name): (FileId, &Name)) -> Option<FileId> {
-        let at = self.slices.name(dir, name);
-        let entry = self.look_at(cx, at, (dir, name)).await.ok()?;
-        (entry.attr.file_type() == FileType::Regular).then_some(entry.id)
-    }
-
-    /// What a rename is about to move, with its next name, if servers have to learn of it.
-    async fn about_to_move(
-        &self,
-        cx: &Context,
-        at: SliceIndex,
-        (from, to): ((FileId, &Name), (FileId, &Name)),
-        how: RenameHow,
-    ) -> Vec<(FileId, FilePlace)> {
-        let mut moved = Vec::new();
-        if !self.learn() {
-            return moved;
-        }
-        let exchanged = match how {
-            RenameHow::Exchange => Some((to, from)),
-            RenameHow::Replace | RenameHow::NoReplace => None,
-        };
-        for (old, (dir, name)) in [Some((from, to)), exchanged].into_iter().flatten() {
-            if let Ok(entry) = self.look_at(cx, at, old).await {
-                moved.push((entry.id, FilePlace::of((dir, name), &entry)));
-            }
-        }
-        moved
-    }
-
-    /// What a rename has moved, if that could not be found before: a process before us had moved it, and has
-    /// died.
-    async fn has_moved(
-        &self,
-        cx: &Context,
-        (dir, name): (FileId, &Name),
-    ) -> Option<(FileId, FilePlace)> {
-        if !self.learn() {
-            return None;
-        }
-        let at = self.slices.name(dir, name);
-        let entry = self.look_at(cx, at, (dir, name)).await.ok()?;
-        Some((entry.id, FilePlace::of((dir, name), &entry)))
-    }
-
-    /// The server that takes a name away, which `file` may lose: that of the name. With failover it is the
-    /// file's home. Only that one knows whether the file is open, and has to be kept for its successor.
-    fn removing(&self, named: SliceIndex, file: Option<FileId>) -> SliceIndex {
-        match file {
-            Some(id) if self.slices.placement().fails_over() && !self.learn() => {
-                self.slices.home(id)
-            }
-            _ => named,
-        }
-    }
-
-    /// Has the home of `file`, and the server of the name, see that the server `removing` has taken the name
-    /// from it. Without a name the home frees its space, or keeps it for the clients that have it open.
-    async fn show_removed(
-        &self,
-        cx: &Context,
-        file: Option<FileId>,
-        (removing, named): (SliceIndex, SliceIndex),
-    ) {
-        let Some(id) = file else { return };
-        let home = self.slices.home(id);
-        // ESTALE if nobody has it open.
-        if home != removing {
-            let _ = self.getattr(cx, id).await;
-        }
-        if named != removing {
-            let _ = self.taught(cx, (named, [id]), || self.at(named).getattr(cx, id)).await;
-        }
-    }
-
-    /// The server where a file or directory is opened.
-    pub(super) fn opening(&self, id: FileId, how: OpenHow) -> SliceIndex {
-        match how.directory() {
-            true => self.slices.directory(id),
-            false => self.slices.home(id),
-        }
-    }
-
-    /// The attributes of `entry` as its home server has them, which `answering` may not be. The file
-    /// systems below may cache attributes, so those of another server can be old.
-    async fn at_home(&self, cx: &Context, entry: Entry, answering: SliceIndex) -> Result<Entry> {
-        let home = self.slices.home(entry.id);
-        if home == answering {
-            return Ok(entry);
-        }
-        let attr = self.getattr(cx, entry.id).await?;
-        let validity = entry.attr.validity; // what the name's server said of the name
-        let validity = dray_core::Validity { name: validity.name, ..attr.validity };
-        Ok(Entry { id: entry.id, attr: Attr { validity, ..attr } })
-    }
-}
-
-/// Whether a server says that a file is gone. Of a file that nobody can show to the server this says nothing.
-fn is_gone(error: &Error) -> bool {
-    error.errno() == Errno::ESTALE && !error.is_unmet()
-}
-
-/// Makes a call at a file's home.
-macro_rules! at_home {
-    ($self:ident, $cx:ident, $id:ident, $method:ident($($argument:expr),*)) => {{
-        let shared = &*$self.shared;
-        let call = move || shared.home($id).$method($($argument),*);
-        shared.taught($cx, (shared.slices.home($id), [$id]), call)
-    }};
 }
 
 impl PlacedFs {
@@ -208,99 +47,6 @@ impl PlacedFs {
         assert_eq!(servers.len(), slices.count(), "one file system for each server or slice");
         let info = servers[0].info().clone();
         PlacedFs { shared: Arc::new(PlacedServers { slices, servers, info, places }) }
-    }
-
-    /// Opens at its home server a file that was just created at the server of its name, where it is closed
-    /// again. `created` was opened without `O_TRUNC`: only the home server may cut it, so that cuts
-    /// and writes have one order.
-    async fn move_home(
-        &self,
-        cx: &Context,
-        (entry, created): (Entry, Arc<dyn OpenFile>),
-        (answering, how): (SliceIndex, CreateHow),
-    ) -> Result<(Entry, Arc<dyn OpenFile>)> {
-        let home = self.shared.slices.home(entry.id);
-        let cuts = how.open.truncates() && !how.exclusive;
-        let placed = |file| PlacedFile::open(&self.shared, (home, how.open), file);
-        if home == answering {
-            if !cuts {
-                return Ok((entry, placed(created)));
-            }
-            // The second change of the request at this server: a process after us must not take one's answer for
-            // the other's.
-            let attr = self.cut_created(&cx.part(1), entry, (&*created, how.open)).await;
-            return match attr {
-                Ok(attr) => Ok((Entry { attr, ..entry }, placed(created))),
-                Err(error) => {
-                    let _ = created.close(cx).await; // the first error counts
-                    Err(error)
-                }
-            };
-        }
-        let opened = self.open_created(cx, entry, how.open, cuts).await;
-        if opened.as_ref().is_err_and(is_gone) {
-            // Removed in between: nobody else can find it, so that it may be used here.
-            let at = (answering, how.open);
-            return Ok((entry, PlacedFile::open(&self.shared, at, created)));
-        }
-        // A file without a name is gone once nobody has it open, so that this comes last.
-        let closed = created.close(cx).await;
-        let file = opened?;
-        if let Err(error) = closed {
-            let _ = file.close(cx).await; // the first error counts
-            return Err(error);
-        }
-        let attr = file.at_open().map_or(entry.attr, |at_open| at_open.attr);
-        Ok((Entry { attr, ..entry }, placed(file)))
-    }
-
-    /// Cuts a file that was opened or made without `O_TRUNC`, and answers its attributes then.
-    async fn cut_created(
-        &self,
-        cx: &Context,
-        entry: Entry,
-        (file, how): (&dyn OpenFile, OpenHow),
-    ) -> Result<Attr> {
-        let OpenHow { kill_set_id, .. } = how;
-        let set = SetAttr { size: Some(0), kill_set_id, ..SetAttr::default() };
-        match file.setattr(cx, set).await {
-            // Opened to be read: cutting it then takes the right to write to it, unless it is new.
-            Err(error) if error.errno() == Errno::EINVAL => {}
-            outcome => return outcome,
-        }
-        let id = entry.id;
-        match at_home!(self, cx, id, setattr(cx, id, set)).await {
-            Err(error) if error.errno() == Errno::EACCES && entry.attr.size == 0 => Ok(entry.attr),
-            outcome => outcome,
-        }
-    }
-
-    /// Opens a file at its home server. Its creator may use it whatever mode it was created with.
-    async fn open_created(
-        &self,
-        cx: &Context,
-        entry: Entry,
-        how: OpenHow,
-        cuts: bool,
-    ) -> Result<Arc<dyn OpenFile>> {
-        let how = OpenHow { with_attr: true, ..how };
-        if cuts {
-            match self.open_home(cx, entry.id, how).await {
-                // New, since it is empty, and of a mode that allows its creator no more opens.
-                Err(error) if error.errno() == Errno::EACCES && entry.attr.size == 0 => {}
-                outcome => return outcome,
-            }
-        }
-        self.open_home(cx, entry.id, how.of_created()).await
-    }
-
-    fn open_home<'a>(
-        &'a self,
-        cx: &'a Context,
-        id: FileId,
-        how: OpenHow,
-    ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
-        at_home!(self, cx, id, open(cx, id, how))
     }
 }
 

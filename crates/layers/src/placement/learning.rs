@@ -4,8 +4,8 @@ use dray_core::{
     Context, DirPage, Entry, Errno, Error, FileId, Fut, Name, NameBuf, OpenFile, OpenHow, Result,
 };
 
-use super::fs::PlacedServers;
 use super::places::FilePlace;
+use super::servers::PlacedServers;
 use super::slices::SliceIndex;
 
 /// Deepest directory whose path is said to a server.

@@ -7,6 +7,7 @@
 //! disks.
 
 mod cluster;
+mod created;
 mod definition;
 mod file;
 mod fs;
@@ -17,6 +18,7 @@ mod own_disks;
 mod parse;
 mod parts;
 mod places;
+mod servers;
 mod session;
 mod slices;
 mod striped;

@@ -9,9 +9,10 @@ use dray_core::{
 };
 
 use super::file::PlacedFile;
-use super::fs::{PlacedFs, PlacedServers};
+use super::fs::PlacedFs;
 use super::mapping::Placement;
 use super::places::FilePlaces;
+use super::servers::PlacedServers;
 use super::slices::SliceIndex;
 
 /// One session with each server of a projection. All have the same node, so that the numbers of

@@ -12,8 +12,8 @@ use dray_core::{Buf, BufMut, Context, Errno, FileId, Fut, Io, OpenFile, OpenHow,
 use dray_rt::join_all;
 use dray_rt::sync::Semaphore;
 
-use super::fs::PlacedServers;
 use super::parts;
+use super::servers::PlacedServers;
 use super::slices::SliceIndex;
 
 /// Times that a part of a read is asked for once more because the file has grown meanwhile.

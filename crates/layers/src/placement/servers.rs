@@ -1,0 +1,184 @@
+//! The servers of a projection, with the questions that a call on a name has for them.
+
+use std::sync::Arc;
+
+use dray_core::{
+    Attr, Context, Entry, Errno, Error, FileId, FileSystem, FileType, FsInfo, Fut, Name, OpenHow,
+    RenameHow, Result,
+};
+
+use super::places::{FilePlace, FilePlaces};
+use super::slices::{SliceIndex, Slices};
+
+/// The servers of a projection, and the mapping that chooses between them. With failover each slice counts as
+/// a server.
+pub(super) struct PlacedServers {
+    pub(super) slices: Slices,
+    /// One for each slice.
+    pub(super) servers: Vec<Arc<dyn FileSystem>>,
+    pub(super) info: FsInfo,
+    pub(super) places: Arc<FilePlaces>,
+}
+
+impl PlacedServers {
+    pub(super) fn at(&self, SliceIndex(index): SliceIndex) -> &dyn FileSystem {
+        &*self.servers[usize::from(index)]
+    }
+
+    pub(super) fn root(&self) -> FileId {
+        self.info.root
+    }
+
+    pub(super) fn indices(&self) -> impl Iterator<Item = SliceIndex> {
+        self.slices.all()
+    }
+
+    /// Whether servers may have to learn ids from names.
+    pub(super) fn learn(&self) -> bool {
+        self.info.learns_ids()
+    }
+
+    /// The server where a file is used: its content, its attributes and its locks.
+    pub(super) fn home(&self, id: FileId) -> &dyn FileSystem {
+        self.at(self.slices.home(id))
+    }
+
+    /// A lookup at the directory's server.
+    pub(super) async fn look_at(
+        &self,
+        cx: &Context,
+        at: SliceIndex,
+        (dir, name): (FileId, &Name),
+    ) -> Result<Entry> {
+        let entry = self.taught(cx, (at, [dir]), || self.at(at).lookup(cx, dir, name)).await?;
+        self.met((dir, name), &entry);
+        Ok(entry)
+    }
+
+    /// The attributes of a file at its home.
+    pub(super) fn getattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Attr>> {
+        self.taught(cx, (self.slices.home(id), [id]), move || self.home(id).getattr(cx, id))
+    }
+
+    /// The regular file of this name, which may be about to lose the name.
+    pub(super) async fn file_named(
+        &self,
+        cx: &Context,
+        (dir, name): (FileId, &Name),
+    ) -> Option<FileId> {
+        let at = self.slices.name(dir, name);
+        let entry = self.look_at(cx, at, (dir, name)).await.ok()?;
+        (entry.attr.file_type() == FileType::Regular).then_some(entry.id)
+    }
+
+    /// What a rename is about to move, with its next name, if servers have to learn of it.
+    pub(super) async fn about_to_move(
+        &self,
+        cx: &Context,
+        at: SliceIndex,
+        (from, to): ((FileId, &Name), (FileId, &Name)),
+        how: RenameHow,
+    ) -> Vec<(FileId, FilePlace)> {
+        let mut moved = Vec::new();
+        if !self.learn() {
+            return moved;
+        }
+        let exchanged = match how {
+            RenameHow::Exchange => Some((to, from)),
+            RenameHow::Replace | RenameHow::NoReplace => None,
+        };
+        for (old, (dir, name)) in [Some((from, to)), exchanged].into_iter().flatten() {
+            if let Ok(entry) = self.look_at(cx, at, old).await {
+                moved.push((entry.id, FilePlace::of((dir, name), &entry)));
+            }
+        }
+        moved
+    }
+
+    /// What a rename has moved, if that could not be found before: a process before us had moved it, and has
+    /// died.
+    pub(super) async fn has_moved(
+        &self,
+        cx: &Context,
+        (dir, name): (FileId, &Name),
+    ) -> Option<(FileId, FilePlace)> {
+        if !self.learn() {
+            return None;
+        }
+        let at = self.slices.name(dir, name);
+        let entry = self.look_at(cx, at, (dir, name)).await.ok()?;
+        Some((entry.id, FilePlace::of((dir, name), &entry)))
+    }
+
+    /// The server that takes a name away, which `file` may lose: that of the name. With failover it is the
+    /// file's home. Only that one knows whether the file is open, and has to be kept for its successor.
+    pub(super) fn removing(&self, named: SliceIndex, file: Option<FileId>) -> SliceIndex {
+        match file {
+            Some(id) if self.slices.placement().fails_over() && !self.learn() => {
+                self.slices.home(id)
+            }
+            _ => named,
+        }
+    }
+
+    /// Has the home of `file`, and the server of the name, see that the server `removing` has taken the name
+    /// from it. Without a name the home frees its space, or keeps it for the clients that have it open.
+    pub(super) async fn show_removed(
+        &self,
+        cx: &Context,
+        file: Option<FileId>,
+        (removing, named): (SliceIndex, SliceIndex),
+    ) {
+        let Some(id) = file else { return };
+        let home = self.slices.home(id);
+        // ESTALE if nobody has it open.
+        if home != removing {
+            let _ = self.getattr(cx, id).await;
+        }
+        if named != removing {
+            let _ = self.taught(cx, (named, [id]), || self.at(named).getattr(cx, id)).await;
+        }
+    }
+
+    /// The server where a file or directory is opened.
+    pub(super) fn opening(&self, id: FileId, how: OpenHow) -> SliceIndex {
+        match how.directory() {
+            true => self.slices.directory(id),
+            false => self.slices.home(id),
+        }
+    }
+
+    /// The attributes of `entry` as its home server has them, which `answering` may not be. The file
+    /// systems below may cache attributes, so those of another server can be old.
+    pub(super) async fn at_home(
+        &self,
+        cx: &Context,
+        entry: Entry,
+        answering: SliceIndex,
+    ) -> Result<Entry> {
+        let home = self.slices.home(entry.id);
+        if home == answering {
+            return Ok(entry);
+        }
+        let attr = self.getattr(cx, entry.id).await?;
+        let validity = entry.attr.validity; // what the name's server said of the name
+        let validity = dray_core::Validity { name: validity.name, ..attr.validity };
+        Ok(Entry { id: entry.id, attr: Attr { validity, ..attr } })
+    }
+}
+
+/// Whether a server says that a file is gone. Of a file that nobody can show to the server this says nothing.
+pub(super) fn is_gone(error: &Error) -> bool {
+    error.errno() == Errno::ESTALE && !error.is_unmet()
+}
+
+/// Makes a call at a file's home.
+macro_rules! at_home {
+    ($self:ident, $cx:ident, $id:ident, $method:ident($($argument:expr),*)) => {{
+        let shared = &*$self.shared;
+        let call = move || shared.home($id).$method($($argument),*);
+        shared.taught($cx, (shared.slices.home($id), [$id]), call)
+    }};
+}
+
+pub(super) use at_home;
