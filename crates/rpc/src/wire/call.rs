@@ -111,13 +111,13 @@ calls! {
     /// nothing stands in the way ([`FEATURE_LOOKUP_OPEN`](crate::wire::FEATURE_LOOKUP_OPEN)).
     /// The answer says whether it is open; if not, it is no error.
     LookupOpen { dir: FileId, name: Bytes<'a>, how: OpenHow, handle: u64 },
-    /// [`FEATURE_XFLAGS`](crate::wire::FEATURE_XFLAGS), as the next.
+    /// Of servers with `FEATURE_XFLAGS`, as the next.
     GetXflags { handle: u64 },
     SetXflags { handle: u64, set: Xflags },
     /// As `Open`, if `name` in `dir` is that file; `ESTALE` if not
     /// ([`FEATURE_OPEN_NAMED`](crate::wire::FEATURE_OPEN_NAMED)).
     OpenNamed { dir: FileId, name: Bytes<'a>, id: FileId, how: OpenHow, handle: u64 },
     /// Says that `name` in `dir` is the file `id`, which the server has not met
-    /// ([`FEATURE_LEARN`](crate::wire::FEATURE_LEARN)).
+    /// (`FEATURE_LEARN`).
     Learn { dir: FileId, name: Bytes<'a>, id: FileId },
 }

@@ -35,7 +35,8 @@ pub use hello::{Auth, Challenge, HandshakeError, Hello, Proof, Refused, Welcome}
 pub use jobs::{CALLERS_MAX, get_callers, get_jobs, put_callers, put_jobs};
 pub use leases::{RECALL_ITEMS_MAX, RecallMessage};
 pub(crate) use operations::copied_bytes;
-pub use operations::feature_of;
+use operations::features_of_operations;
+pub use operations::{FEATURE_LOOKUP_OPEN, FEATURE_OPEN_NAMED, feature_of};
 pub use replica::{BatchHead, BatchOutcome, BatchReply, ReplicaHello, ReplicaWelcome};
 pub use reply::ReplyHead;
 pub use results::Results;
@@ -60,9 +61,6 @@ pub const FEATURE_STAMPS: u64 = 1;
 pub const FEATURE_TICKETS: u64 = 2;
 /// Feature: a close may be sent that nobody waits for ([`CallHead::ONE_WAY`]).
 pub const FEATURE_ONE_WAY: u64 = 4;
-/// Feature: `lookup_open` is understood. A file opened in that way may not have been used yet. A
-/// call that would change the outcome of opening the file waits at the server meanwhile (ADR 0018).
-pub const FEATURE_LOOKUP_OPEN: u64 = 8;
 /// How long after it was sent a `lookup_open` a client may use the file that it opened, by the
 /// client's clock.
 pub const OPEN_AHEAD_USED_MAX: Duration = Duration::from_millis(2);
@@ -73,30 +71,26 @@ pub const FEATURE_JOBS: u64 = 32;
 /// Feature: the client caches what it has open, and wants to hear of changes by others
 /// ([`NotifyHead::CHANGED`]). A client that does not cache is not woken for them.
 pub const FEATURE_CHANGES: u64 = 64;
-/// Feature: `get_xflags` and `set_xflags` are understood.
-pub const FEATURE_XFLAGS: u64 = 128;
-/// Feature: `open_named` is understood.
-pub const FEATURE_OPEN_NAMED: u64 = 256;
-/// Feature: `learn` is understood.
-pub const FEATURE_LEARN: u64 = 512;
 /// Feature: the client keeps what is leased to it, and answers [`NotifyHead::RECALL`]. Where an
 /// export leases nothing, the server leaves the feature out.
 pub const FEATURE_LEASES: u64 = 1024;
 /// Feature: the server answers [`NotifyHead::PROBE`].
 pub const FEATURE_PROBES: u64 = 2048;
-/// All features that this version knows.
-pub const FEATURES: u64 = FEATURE_STAMPS
+/// The features that are not of operations alone, which are in the table of operations.
+const OTHER_FEATURES: u64 = FEATURE_STAMPS
     | FEATURE_TICKETS
     | FEATURE_ONE_WAY
-    | FEATURE_LOOKUP_OPEN
     | FEATURE_SPLIT_READS
     | FEATURE_JOBS
     | FEATURE_CHANGES
-    | FEATURE_XFLAGS
-    | FEATURE_OPEN_NAMED
-    | FEATURE_LEARN
     | FEATURE_LEASES
     | FEATURE_PROBES;
+/// All features that this version knows.
+pub const FEATURES: u64 = OTHER_FEATURES | features_of_operations();
+const _: () = assert!(
+    OTHER_FEATURES & features_of_operations() == FEATURE_TICKETS,
+    "a bit stands for two features"
+);
 /// Among a server's features: its machine has lost power, and it waits for what clients
 /// have kept.
 pub const RECOVERING: u64 = 1 << 63;

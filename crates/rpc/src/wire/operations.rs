@@ -10,9 +10,7 @@ use crate::wire::rows::{
     CallRow, Changes, Extent, FileRef, Intent, NameLease, OpRow, Opening, Operand, SessionChange,
     SlotUse, Trace,
 };
-use crate::wire::{
-    Call, FEATURE_LEARN, FEATURE_LOOKUP_OPEN, FEATURE_OPEN_NAMED, FEATURE_TICKETS, FEATURE_XFLAGS,
-};
+use crate::wire::{Call, FEATURE_TICKETS};
 
 impl OpRow {
     /// The row of an operation.
@@ -73,6 +71,16 @@ impl OpRow {
     }
 }
 
+/// Feature: `lookup_open` is understood. A file opened in that way may not have been used yet. A
+/// call that would change the outcome of opening the file waits at the server meanwhile (ADR 0018).
+pub const FEATURE_LOOKUP_OPEN: u64 = 8;
+/// Feature: `get_xflags` and `set_xflags` are understood.
+const FEATURE_XFLAGS: u64 = 128;
+/// Feature: `open_named` is understood.
+pub const FEATURE_OPEN_NAMED: u64 = 256;
+/// Feature: `learn` is understood.
+const FEATURE_LEARN: u64 = 512;
+
 /// The feature without which a server does not have the operation; 0: every server has it.
 pub const fn feature_of(op: Op) -> u64 {
     match op {
@@ -117,6 +125,16 @@ pub const fn feature_of(op: Op) -> u64 {
         Op::OpenNamed => FEATURE_OPEN_NAMED,
         Op::Learn => FEATURE_LEARN,
     }
+}
+
+/// The features without which a server lacks some operation.
+pub(super) const fn features_of_operations() -> u64 {
+    let (mut features, mut at) = (0, 0);
+    while at < Op::ALL.len() {
+        features |= feature_of(Op::ALL[at]);
+        at += 1;
+    }
+    features
 }
 
 impl<'a> Call<'a> {
