@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changes_and_floors_come_back_as_they_went() {
+    fn changes_and_durable_stamps_come_back_as_they_went() {
         let set = SetAttr { mode: Some(0o640), ..SetAttr::default() };
         for change in [
             Change::Write { at: 1 << 40 },

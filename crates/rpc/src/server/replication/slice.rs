@@ -270,7 +270,7 @@ impl SliceServer {
     }
 
     /// Raises the epoch, so that no other process goes on with this one's. None: somebody else was
-    /// faster, or has better claims.
+    /// faster, or has to serve it instead.
     async fn enter(&self, state: SliceState, revision: Revision) -> Option<Leading> {
         let SliceOptions { membership, name, other, page_cache, .. } = &self.slice;
         let journal_lost = !self.lock().began && self.slice.loss != StateLoss::Nothing;
