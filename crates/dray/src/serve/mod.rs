@@ -31,12 +31,13 @@ pub(crate) mod state;
 mod state_place;
 pub(crate) mod workers;
 
+use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dray_fabric::{Address, Listening, listen};
+use dray_fabric::{Address, Listener, Listening, listen};
 use dray_rpc::server::{Server, ServerOptions, StateLoss};
 use dray_rt::{DriverKind, Executor, ExecutorHandle, Scope, timeout};
 
@@ -358,8 +359,9 @@ async fn serve(
     let names: Vec<&str> = plan.exports.iter().map(|export| export.name.as_str()).collect();
     let names = names.join(", ");
     for one in listening {
-        log::info!("serving {names} at {}", one.address);
-        scope.spawn_on(&handle, accept(one, server.clone(), workers.clone()));
+        let Listening { address, listener } = one;
+        log::info!("serving {names} at {address}");
+        scope.spawn_on(&handle, accept((listener, address), server.clone(), workers.clone()));
     }
     notify(&format!("READY=1\nSTATUS=serving {names} at {}", report.listen.join(", ")));
     let signal = ending.wait().await.doing(|| "cannot wait for signals".into())?;
@@ -424,8 +426,12 @@ fn listen_problem(address: &Address, ours: &[Address], error: &io::Error) -> Fai
     Failure::new(format!("cannot listen on {address}: {error}; {advice}"))
 }
 
-async fn accept(listening: Listening, server: Server, workers: Arc<Workers>) {
-    let Listening { address, listener } = listening;
+/// Has the threads of exports serve the clients that connect to `listener`; `place`: where that is, for people.
+async fn accept(
+    (listener, place): (Box<dyn Listener>, impl Display),
+    server: Server,
+    workers: Arc<Workers>,
+) {
     let mut complained: Option<dray_rt::Instant> = None;
     loop {
         match listener.accept().await {
@@ -439,7 +445,7 @@ async fn accept(listening: Listening, server: Server, workers: Arc<Workers>) {
                 // Out of descriptors or memory: what there is goes on, and later is better.
                 if complained.is_none_or(|last| last.elapsed() >= COMPLAIN_EVERY) {
                     complained = Some(dray_rt::now());
-                    log::error!("cannot accept a connection on {address}: {error}");
+                    log::error!("cannot accept a connection on {place}: {error}");
                 }
                 dray_rt::sleep(ACCEPT_AGAIN).await;
             }
