@@ -1,8 +1,10 @@
 //! System calls of one thread of this process, counted by the kernel's tracepoint.
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::path::Path;
 
 /// The first 64 bytes of the kernel's `perf_event_attr`, which is its oldest version.
 #[repr(C)]
@@ -66,4 +68,22 @@ impl ThreadCounter {
 pub fn thread_id() -> i32 {
     // SAFETY: no pointers.
     unsafe { libc::gettid() }
+}
+
+/// mount(2); whether it went well.
+pub fn mount(kind: &str, at: &Path, flags: libc::c_ulong, data: &str) -> bool {
+    let [kind, at, data] = [kind, at.to_str().unwrap(), data].map(|s| CString::new(s).unwrap());
+    let (kind, at, data) = (kind.as_ptr(), at.as_ptr(), data.as_ptr());
+    // SAFETY: all strings outlive the call.
+    unsafe { libc::mount(kind, at, kind, flags, data.cast()) == 0 }
+}
+
+/// Gives this thread mounts of its own, which end with it. Among them is the one by which system
+/// calls are counted, where nobody has mounted it.
+pub fn own_mounts() -> bool {
+    // SAFETY: no pointers.
+    let own = unsafe { libc::unshare(libc::CLONE_NEWNS) == 0 };
+    let private = own && mount("none", Path::new("/"), libc::MS_REC | libc::MS_PRIVATE, "");
+    mount("tracefs", Path::new("/sys/kernel/tracing"), 0, "");
+    private
 }

@@ -1,11 +1,10 @@
 //! What a call costs does not depend on how deep in a tree its directory is: counted in system calls.
 
-use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dray_backends::posix::{self, Inline, PosixFs, PosixOptions, Squash};
-use dray_bench::syscalls_here::{ThreadCounter, thread_id};
+use dray_bench::syscalls_here::{ThreadCounter, mount, own_mounts, thread_id};
 use dray_core::{
     Context, FileId, FileSystem, FsUuid, Identity, Make, Name, NodeId, OpenHow, Pid, RemoveKind,
     RenameHow, RequestId,
@@ -28,23 +27,6 @@ fn cx() -> Context {
 
 fn name(name: &str) -> &Name {
     Name::new(name.as_bytes()).unwrap()
-}
-
-fn mount(kind: &str, at: &Path, flags: libc::c_ulong, data: &str) -> bool {
-    let [kind, at, data] = [kind, at.to_str().unwrap(), data].map(|s| CString::new(s).unwrap());
-    let (kind, at, data) = (kind.as_ptr(), at.as_ptr(), data.as_ptr());
-    // SAFETY: all strings outlive the call.
-    unsafe { libc::mount(kind, at, kind, flags, data.cast()) == 0 }
-}
-
-/// Gives this thread mounts of its own, which end with it. Among them is the one by which system
-/// calls are counted, where nobody has mounted it.
-fn own_mounts() -> bool {
-    // SAFETY: no pointers.
-    let own = unsafe { libc::unshare(libc::CLONE_NEWNS) == 0 };
-    let private = own && mount("none", Path::new("/"), libc::MS_REC | libc::MS_PRIVATE, "");
-    mount("tracefs", Path::new("/sys/kernel/tracing"), 0, "");
-    private
 }
 
 /// An overlay without handles. None where it cannot be had.
