@@ -12,8 +12,8 @@ use dray_bench::target::FileLocation;
 use dray_bench::tcp::Mode;
 use dray_bench::workload::{self, Run};
 use dray_bench::{
-    CommandResult, aggregate, audit, context, counters, hoard, idle, inetd, layers, lock_waiters,
-    many, null_mount, plot, qos, report, sessions, tcp,
+    CommandResult, aggregate, audit, batch, context, counters, hoard, idle, inetd, layers,
+    lock_waiters, many, null_mount, plot, qos, report, sessions, tcp,
 };
 
 /// Runs one command. An empty error asks for the usage.
@@ -36,6 +36,7 @@ pub fn run(command: &str, args: &BenchArgs) -> CommandResult {
         "inetd" => inetd::run(args.number("port", 0)?, args.plain()),
         "aggregate" => aggregate::run(args),
         "audit" => audit::run(args),
+        "batch" => batch::run(args),
         "qos-decisions" => qos::run(args),
         "report" => report::run(args),
         "plot" => plot::run(args),

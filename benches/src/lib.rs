@@ -4,13 +4,14 @@
 //! `script/bench` starts servers, mounts and peers; this crate loads them and reads the clocks. It
 //! must not know how dray is built inside. It sees a mount as any other directory, a daemon as a
 //! process id, and `dray status --json` as text. Only [`counters`], [`sessions`], [`lock_waiters`],
-//! [`hoard`] and [`many`] speak the wire themselves, as a client would, and [`null_mount`] uses the
-//! front end alone.
+//! [`hoard`] and [`many`] speak the wire themselves, as a client would. [`batch`] is a program with the client
+//! library, and [`null_mount`] uses the front end alone.
 
 pub mod aggregate;
 pub mod alloc;
 pub mod args;
 pub mod audit;
+pub mod batch;
 pub mod counters;
 pub mod cpu;
 pub mod field;

@@ -21,6 +21,7 @@ const USAGE: &str = "usage: dray-bench COMMAND ...
   counters  allocations, bytes, system calls and round trips of single calls
   aggregate      read-ahead and merged writes over a file system that is slow for each call
   audit     records into the log of an audit, and its verification
+  batch     what a file costs that the client library puts in a batch
   qos-decisions  what a decision about shares of bandwidth costs
   inetd     gives each connection on a port to a new process
   report    medians, ratios and targets of a run, as JSON lines and as a table

@@ -7,10 +7,12 @@ strict mount without leases.
 import json
 import mmap
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import time
+import zipfile
 
 WORK = sys.argv[1]
 BARE = os.environ["BARE"]
@@ -206,15 +208,103 @@ def small_files():
     second_runs("small_files", write)
 
 
+def fresh(at):
+    """A directory of this run that was not there before."""
+    directory = f"{at}/new{os.urandom(4).hex()}"
+    os.mkdir(directory)
+    return directory
+
+
+def build():
+    """A source tree of 150 files is unpacked and built."""
+    if not (shutil.which("cc") and shutil.which("make")):
+        print("skipped: untar_build_ratio, there is no cc or no make", file=sys.stderr)
+        return
+    source = f"{WORK}/source"
+    os.makedirs(source)
+    units = [f"u{number}" for number in range(150)]
+    for unit in units:
+        with open(f"{source}/{unit}.c", "w") as out:
+            out.write(f'#include "all.h"\nint {unit}(void) {{ return {len(unit)}; }}\n')
+    with open(f"{source}/all.h", "w") as out:
+        out.writelines(f"int {unit}(void);\n" for unit in units)
+    with open(f"{source}/main.c", "w") as out:
+        out.write('#include "all.h"\nint main(void) { return u0() - 2; }\n')
+    with open(f"{source}/Makefile", "w") as out:
+        objects = " ".join(f"{unit}.o" for unit in units + ["main"])
+        out.write(f"main: {objects}\n\tcc -o $@ $^\n%.o: %.c all.h\n\tcc -O0 -c $<\n")
+    archive = f"{WORK}/source.tar"
+    subprocess.run(["tar", "-cf", archive, "-C", source, "."], check=True)
+
+    def work(at):
+        def run():
+            directory = fresh(at)
+            subprocess.run(["tar", "-xf", archive, "-C", directory], check=True)
+            subprocess.run(["make", "-s", "-j2"], cwd=directory, check=True)
+            subprocess.run([f"{directory}/main"], check=True)
+        return run
+
+    second_runs("untar_build", work)
+
+
+def pip_install():
+    """A package of 400 modules is installed from a file: nothing comes from a network."""
+    wheel, info = f"{WORK}/bench_wheel-1-py3-none-any.whl", "bench_wheel-1.dist-info"
+    with zipfile.ZipFile(wheel, "w") as out:
+        names = [f"bench_wheel/m{number}.py" for number in range(400)]
+        for name in names:
+            out.writestr(name, "VALUE = 1\n" * 40)
+        out.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: bench-wheel\nVersion: 1\n")
+        out.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        out.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in names))
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps",
+           "--disable-pip-version-check", "--root-user-action=ignore", wheel, "--target"]
+    if subprocess.run(pip + [f"{WORK}/pip"], capture_output=True).returncode != 0:
+        print("skipped: pip_install_ratio, pip cannot install a file", file=sys.stderr)
+        return
+    second_runs("pip_install", lambda at: lambda: command(*pip, fresh(at))())
+
+
+def calls(at):
+    """Round trips of a mount so far."""
+    status = subprocess.run([DRAY, "status", at, "--json"], check=True, capture_output=True)
+    return json.loads(status.stdout)["server"]["calls"]
+
+
+def round_trips():
+    """Round trips of a long listing by a mount that knows nothing, and of new small files."""
+    names = [f"file{number:016}" for number in range(5000)]
+    os.mkdir(f"{BARE}/flat")
+    for name in names:
+        with open(f"{BARE}/flat/{name}", "w"):
+            pass
+    at = f"{WORK}/cold"
+    before = calls(at)
+    command("ls", "-l", f"{at}/flat")()
+    # As a server counts them: a record, its name, and attributes.
+    listed = sum(24 + len(name) + 128 for name in names)
+    say("cold_round_trips_per_64k", (calls(at) - before) / (listed / 65536), "calls")
+    at = f"{WORK}/leased"
+    directory = fresh(at)
+    before = calls(at)
+    for number in range(500):
+        with open(f"{directory}/f{number}", "w") as out:
+            out.write("content")
+    say("create_round_trips_leased", (calls(at) - before) / 500, "calls")
+
+
 tree()
 repository()
 database()
+round_trips()
 second_runs("ls_lr", lambda at: command("ls", "-lR", f"{at}/tree"))
 second_runs("du", lambda at: command("du", "-s", f"{at}/tree"))
 second_runs("find", lambda at: command("find", f"{at}/tree", "-newer", f"{at}/db"))
 second_runs("git_status", lambda at: command("git", "-c", "safe.directory=*", "status", "-s", cwd=f"{at}/repo"))
 second_runs("sqlite_select", lambda at: command("python3", "-c", SELECTS, f"{at}/db"))
 small_files()
+build()
+pip_install()
 mapped()
 imports()
 contended()

@@ -7,6 +7,7 @@ FILES=${FILES:-10000}
 
 bench_leases() {
     [ "$DRAY" != "$DRAY_BUILT" ] || { need_rust && cargo build --release --quiet -p dray; }
+    build_bench
     install_packages python3 git sqlite3
     scratch
     chmod 755 "$WORK"
@@ -18,8 +19,10 @@ bench_leases() {
     mount_dray "$port" "$WORK/strict2" leases=no
     mount_dray "$port" "$WORK/leased" leases=yes
     mount_dray "$port" "$WORK/other" leases=yes
+    mount_dray "$port" "$WORK/cold" leases=yes
     mkdir -m 700 "$WORK/cache"
     mount_dray "$port" "$WORK/cached" "leases=yes,cache=$WORK/cache,cache_size=4G"
     DRAY=$DRAY ROUNDS=$ROUNDS FILES=$FILES FILE_MIB=$FILE_MIB CACHE=$WORK/cache BARE=$STORE/data \
         python3 script/bench.d/leases.py "$WORK" | tee "$OUT/leases.jsonl"
+    "$BENCH" batch --target "dray://127.0.0.1:$port/data" --rounds "$ROUNDS" | tee -a "$OUT/leases.jsonl"
 }

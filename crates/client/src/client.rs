@@ -119,7 +119,7 @@ impl Client {
     }
 
     /// Makes or replaces a file with this content: create, write, close. Costs a round trip
-    /// a component of the path, and one; see [`Dir::put`] for many files in one directory.
+    /// a component of the path, and one; see [`Dir::put_all`] for many files in one directory.
     pub async fn put(&self, path: &str, data: &[u8]) -> Result<()> {
         let (dir, name) = self.place(path).await?;
         self.put_at(dir, name, data).await

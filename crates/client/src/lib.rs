@@ -4,6 +4,7 @@
 //! This crate must not know about FUSE, nor read configuration files: it is given a
 //! [`Target`] and [`ConnectOptions`].
 
+mod batch;
 mod client;
 mod connection;
 mod connector;

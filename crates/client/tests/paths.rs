@@ -137,3 +137,43 @@ fn small_files_are_put_in_one_round_trip() {
         assert_eq!(client.stat("d/large").await.unwrap().size, 3 << 20);
     });
 }
+
+// proves: P266
+#[test]
+fn a_batch_puts_its_files_together_and_says_of_each_what_came_of_it() {
+    run(async {
+        let client = client_within(Arc::new(MemoryFs::new(open_to_all()))).await;
+        let calls = || {
+            let status = client.session().status();
+            status.channels.iter().map(|channel| channel.calls).sum::<u64>()
+        };
+        client.mkdir("d", 0o755).await.unwrap();
+        client.mkdir("d/17", 0o755).await.unwrap();
+        let known = client.dir("d").await.unwrap();
+        let names: Vec<String> = (0..200).map(|number| number.to_string()).collect();
+        let large = vec![9; 300 << 10]; // more of these than may be under way
+        let content = |index: usize| match index % 5 {
+            0 => &large[..],
+            _ => names[index].as_bytes(),
+        };
+        let mut files: Vec<(&str, &[u8])> =
+            (0..200).map(|index| (&*names[index], content(index))).collect();
+        files[23].0 = "no/name";
+        let before = calls();
+        let results = known.put_all(&files).await;
+        assert_eq!((calls() - before, results.len()), (199, 200));
+        for (index, result) in results.iter().enumerate() {
+            let errno = result.as_ref().err().map(|error| error.errno());
+            match index {
+                17 => assert_eq!(errno, Some(Errno::EISDIR)),
+                23 => assert_eq!(errno, Some(Errno::EINVAL)),
+                _ => {
+                    assert_eq!(errno, None, "{index}");
+                    let path = format!("d/{index}");
+                    assert_eq!(client.get(&path).await.unwrap(), content(index));
+                }
+            }
+        }
+        assert!(known.put_all(&[]).await.is_empty());
+    });
+}

@@ -77,7 +77,7 @@ struct Wanted {
     log: bool,
 }
 
-const SABOTAGES: [(&str, Sabotage); 34] = [
+const SABOTAGES: [(&str, Sabotage); 35] = [
     ("fence", Sabotage::ConnectionFence),
     ("locks", Sabotage::Locks),
     ("closes", Sabotage::Closes),
@@ -108,6 +108,7 @@ const SABOTAGES: [(&str, Sabotage); 34] = [
     ("repeated-recovery", Sabotage::RepeatedRecovery),
     ("lease-recalls", Sabotage::LeaseRecalls),
     ("lease-listings", Sabotage::LeaseListings),
+    ("lease-changed-files", Sabotage::LeaseChangedFiles),
     ("lease-marks", Sabotage::LeaseMarks),
     ("lease-fences", Sabotage::LeaseFences),
     ("lease-restart", Sabotage::LeaseRestart),

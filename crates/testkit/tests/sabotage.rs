@@ -125,6 +125,12 @@ fn listings_that_are_not_asked_back() {
     found_out(Sabotage::LeaseListings, &LEASED, "no order");
 }
 
+// proves: P263
+#[test]
+fn attributes_with_the_answer_to_a_change_from_before_it() {
+    found_out(Sabotage::LeaseChangedFiles, &LEASED, "no order");
+}
+
 // proves: P214
 #[test]
 fn leases_that_are_not_asked_back() {

@@ -16,7 +16,7 @@ use crate::client::holdings::tickets::{ReopenRequest, reopen};
 use crate::client::link::SessionState;
 use crate::client::session::ClientSession;
 use crate::client::slots::{ReplaySlot, SlotPurpose};
-use crate::wire::{Call, Change, Input, PAGE_MAX_BYTES, Ticket, Wire};
+use crate::wire::{Call, CallHead, Change, Input, PAGE_MAX_BYTES, Ticket, Wire, get_page};
 
 /// Tries within one epoch of the server. A server that loses a file between its opening and the
 /// next call so often is not asked again.
@@ -34,6 +34,8 @@ pub(crate) struct RemoteFile {
     at_open: Option<Box<AtOpen>>,
     closed: AtomicBool,
     writer: LoggedWriter,
+    /// Something was written through it.
+    was_written: AtomicBool,
 }
 
 impl RemoteFile {
@@ -49,8 +51,8 @@ impl RemoteFile {
         let renewed = session.link.files.renewed();
         let ticket = (ticket.or_else(|| session.link.files.ticket(handle)), renewed);
         let (at_open, closed) = (at_open.map(Box::new), AtomicBool::new(false));
-        let writer = LoggedWriter::new(id);
-        RemoteFile { session, id, handle, how, ticket, at_open, closed, writer }
+        let (writer, was_written) = (LoggedWriter::new(id), AtomicBool::new(false));
+        RemoteFile { session, id, handle, how, ticket, at_open, closed, writer, was_written }
     }
 
     /// The file was opened in `session_state`. Where another epoch of the server has been met
@@ -145,15 +147,35 @@ impl RemoteFile {
         cx: &Context,
         call: &Call<'_>,
         slot: Option<&ReplaySlot>,
-        (data, to): (Option<Buf>, Option<&RemoteFile>),
+        about: (Option<Buf>, Option<&RemoteFile>),
     ) -> Result<(T, ReplyInfo)> {
+        let answer = self.answer(cx, call, slot, about).await?;
+        Ok((answer.value, answer.made))
+    }
+
+    /// `data`: of a write.
+    async fn answer<T: for<'b> Wire<'b>>(
+        &self,
+        cx: &Context,
+        call: &Call<'_>,
+        slot: Option<&ReplaySlot>,
+        (data, to): (Option<Buf>, Option<&RemoteFile>),
+    ) -> Result<CallAnswer<T>> {
         self.session.link.must_have(call.op())?;
         let request = self.session.link.request_of(cx);
-        let file = Some(self.id);
-        let ask =
-            OutgoingCall { request, data, file, to, ..OutgoingCall::of(cx, call) }.in_slot(slot);
-        let answer = self.call(ask).await.map_err(|failure| error_of(failure).during(call.op()))?;
-        Ok((answer.value, answer.made))
+        let (file, flags) = (Some(self.id), if data.is_some() { self.flags_of_write() } else { 0 });
+        let ask = OutgoingCall { request, data, file, to, flags, ..OutgoingCall::of(cx, call) };
+        let answer = self.call(ask.in_slot(slot)).await;
+        answer.map_err(|failure| error_of(failure).during(call.op()))
+    }
+
+    /// A small file is written once, and programs look at it then. Of a file that is written many times
+    /// most attributes would be sent for nothing.
+    fn flags_of_write(&self) -> u16 {
+        match self.was_written.swap(true, Ordering::Relaxed) {
+            true => 0,
+            false => CallHead::WANTS_ATTRIBUTES,
+        }
     }
 
     /// Waits for no longer than a call may. Errors: those of the wait, `EHOSTDOWN`.
@@ -298,14 +320,16 @@ impl OpenFile for RemoteFile {
             let ask = OutgoingCall {
                 request: self.session.link.request_of(cx),
                 into: Some(BufMut::heap(PAGE_MAX_BYTES)),
+                flags: if plus && leases.wants_absences() { CallHead::WANTS_ABSENCES } else { 0 },
                 ..OutgoingCall::of(cx, &call)
             };
             let answer: CallAnswer<()> =
                 self.call(ask).await.map_err(crate::client::channel::error_of)?;
             let bytes = answer.data.unwrap_or_else(|| BufMut::heap(0));
-            let mut page = Input::whole(bytes.filled())
+            let (mut page, absent) = get_page(bytes.filled())
                 .map_err(|_| Error::new(Errno::EPROTO).because("malformed directory page"))?;
             leases.listed(asked, (cx, self.id), &mut page);
+            leases.listed_absences(asked, (&page, &absent));
             leases.listed_page(held, (cookie, plus), &page);
             leases.was_read(self.id);
             Ok(page)
@@ -330,11 +354,13 @@ impl OpenFile for RemoteFile {
     fn setattr<'a>(&'a self, cx: &'a Context, set: SetAttr) -> Fut<'a, Result<Attr>> {
         let call = Call::Setattr { id: self.id, handle: Some(self.handle), set };
         Box::pin(async move {
-            let (attr, made) = self.change(cx, call, None).await?;
+            let slot = self.session.take_slot(cx, SlotPurpose::Names).await?;
+            let answer = self.answer(cx, &call, Some(&slot), (None, None)).await?;
+            let CallAnswer::<Attr> { value: attr, made, change: own, .. } = answer;
             for change in changes_of(set, &attr) {
                 self.changed(cx, made, Some(change), &[]);
             }
-            Ok(self.session.link.leases.not_remembered(attr))
+            Ok(self.session.link.leases.set(own, (self.id, attr)))
         })
     }
 

@@ -114,11 +114,11 @@ impl RemoteFs {
         cx: &Context,
         call: Call<'_>,
     ) -> Result<(T, ReplyInfo)> {
-        self.make_named(cx, call).await.map(|(value, made, _)| (value, made))
+        self.change_leased(cx, call).await.map(|(value, made, _)| (value, made))
     }
 
-    /// The same, with what is to be kept until the answer is remembered that leases a new name.
-    async fn make_named<T: for<'b> Wire<'b>>(
+    /// The same, with what is to be kept until the answer is remembered, which leases what was changed.
+    async fn change_leased<T: for<'b> Wire<'b>>(
         &self,
         cx: &Context,
         call: Call<'_>,
@@ -287,13 +287,13 @@ impl FileSystem for RemoteFs {
     fn setattr<'a>(&'a self, cx: &'a Context, id: FileId, set: SetAttr) -> Fut<'a, Result<Attr>> {
         Box::pin(async move {
             let call = Call::Setattr { id, handle: None, set };
-            let (attr, made) = self.change(cx, call).await?;
+            let (attr, made, own): (Attr, _, _) = self.change_leased(cx, call).await?;
             for change in changes_of(set, &attr) {
                 // A directory or link is not opened for it.
                 let again = attr.file_type() == FileType::Regular;
                 self.changed(cx, id, made, again.then_some(change));
             }
-            Ok(self.session.link.leases.not_remembered(attr))
+            Ok(self.session.link.leases.set(own, (id, attr)))
         })
     }
 
@@ -324,7 +324,7 @@ impl FileSystem for RemoteFs {
         };
         Box::pin(async move {
             let call = Call::Make { dir, name: name.as_bytes(), kind, mode, rdev, target };
-            let (entry, made, change): (Entry, _, _) = self.make_named(cx, call).await?;
+            let (entry, made, change): (Entry, _, _) = self.change_leased(cx, call).await?;
             self.name_changed((dir, name.as_bytes()), made, ExpectedName::File(entry.id));
             Ok(self.session.link.leases.named(change, (cx, dir, name), entry))
         })
@@ -381,7 +381,7 @@ impl FileSystem for RemoteFs {
     ) -> Fut<'a, Result<Entry>> {
         Box::pin(async move {
             let call = Call::Link { id, dir, name: name.as_bytes() };
-            let (entry, made, change): (Entry, _, _) = self.make_named(cx, call).await?;
+            let (entry, made, change): (Entry, _, _) = self.change_leased(cx, call).await?;
             self.name_changed((dir, name.as_bytes()), made, ExpectedName::File(entry.id));
             Ok(self.session.link.leases.named(change, (cx, dir, name), entry))
         })
@@ -444,7 +444,7 @@ impl FileSystem for RemoteFs {
             let handle = self.session.link.handle_of(cx);
             let call = Call::Create { dir, name: name.as_bytes(), how, handle };
             let ((entry, no_capability), made, change): ((Entry, bool), _, _) =
-                self.make_named(cx, call).await?;
+                self.change_leased(cx, call).await?;
             self.name_changed((dir, name.as_bytes()), made, ExpectedName::File(entry.id));
             let entry = self.session.link.leases.named(change, (cx, dir, name), entry);
             self.made(cx, (entry, no_capability), (handle, how.open), made).await

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::io;
 
-use dray_core::{Buf, Errno, Error, FileId, Ttl};
+use dray_core::{Attr, Buf, Errno, Error, FileId, Ttl};
 use dray_fabric::{Charge, Connection};
 
 use crate::wire::{ReplyHead, Results, Stamp, Ticket};
@@ -98,6 +98,17 @@ impl Reply {
     /// Says how long a name that was not found is absent, if the file system has not said it.
     pub(super) fn absent_for(&mut self, ttl: Option<Ttl>) {
         self.head.absence = self.head.absence.or(ttl);
+    }
+
+    /// Adds the attributes of files that the call has changed. A reply that is remembered has none: they
+    /// may have changed when it is sent again.
+    pub(super) fn add_changed_files(&mut self, files: Vec<(FileId, Attr)>) {
+        self.head.changed_files = files;
+    }
+
+    /// The files that the call has changed beside that of its results.
+    pub(super) fn changed_files_mut(&mut self) -> &mut Vec<(FileId, Attr)> {
+        &mut self.head.changed_files
     }
 
     /// Whether the call was carried out.

@@ -76,6 +76,8 @@ pub enum Sabotage {
     LeaseRecalls,
     /// A change of a name does not ask the attributes of its directory back, which cover the listing.
     LeaseListings,
+    /// An answer to a change has the attributes of changed files from before the change.
+    LeaseChangedFiles,
     /// What is changed is leased meanwhile.
     LeaseMarks,
     /// A change goes on when a client has not answered in time, and the client keeps its leases.

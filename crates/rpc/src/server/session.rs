@@ -31,7 +31,8 @@ use crate::server::refusals::no_room_for_a_file;
 use crate::server::status::jobs::Questions;
 use crate::server::watchers::PendingNotifications;
 use crate::wire::{
-    FEATURE_CHANGES, FEATURE_JOBS, FEATURE_LEASES, FEATURE_STAMPS, FEATURE_TICKETS, Ticket,
+    FEATURE_CHANGED_FILES, FEATURE_CHANGES, FEATURE_JOBS, FEATURE_LEASES, FEATURE_STAMPS,
+    FEATURE_TICKETS, Ticket,
 };
 
 pub(crate) use under_way::{SlottedChange, UnslottedCall};
@@ -195,6 +196,11 @@ impl ServerSession {
         let table = self.export.lease_table.as_ref()?;
         let holder = || Arc::new(LeaseHolder::new(table, Arc::downgrade(self), &self.host));
         Some(self.lease_holder.get_or_init(holder))
+    }
+
+    /// Whether the client takes attributes of changed files from answers.
+    pub(crate) fn takes_changed_files(&self) -> bool {
+        self.features.load(Ordering::Relaxed) & FEATURE_CHANGED_FILES != 0
     }
 
     fn hears_of_changes(&self) -> bool {

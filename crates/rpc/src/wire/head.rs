@@ -72,7 +72,8 @@ wire_struct! {
         /// Which operation.
         op: Op,
         /// Bits of [`CallHead::ONE_WAY`], [`CallHead::RECOVERY`], [`CallHead::SPLIT_READ`],
-        /// [`CallHead::REST`], [`CallHead::BACKGROUND`] and later ones.
+        /// [`CallHead::REST`], [`CallHead::BACKGROUND`], [`CallHead::WANTS_ATTRIBUTES`],
+        /// [`CallHead::WANTS_ABSENCES`] and later ones.
         flags: u16,
         /// Number of the call among those under way on its connection.
         tag: u32,
@@ -108,6 +109,14 @@ impl CallHead {
     pub const REST: u16 = 8;
     /// No process waits for the call: it yields to those of others where bandwidth is shared (ADR 0048).
     pub const BACKGROUND: u16 = 16;
+
+    /// The sender wants the attributes of the open file that the call writes with the answer, if they can be
+    /// leased: [`ReplyHead::changed_files`](crate::wire::ReplyHead).
+    pub const WANTS_ATTRIBUTES: u16 = 32;
+
+    /// The sender of a `readdir` with attributes wants to know which extended attributes the files do not have,
+    /// too ([`AbsentXattrs`](crate::wire::AbsentXattrs)). A server of the version before does not say it.
+    pub const WANTS_ABSENCES: u16 = 64;
 
     /// Where `identity` stands in a message: its number differs between connections, so
     /// a call that is sent again gets another.

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+mod absent_xattrs;
 mod audit;
 mod call;
 mod changed;
@@ -23,6 +24,7 @@ mod ticket;
 mod types;
 mod usage;
 
+pub use absent_xattrs::{AbsentXattrs, LISTED_XATTRS, get_page, put_page};
 pub use audit::{
     AuditCall, AuditConsumer, AuditHello, AuditPart, AuditReply, AuditSummary, AuditWanted,
     AuditWelcome,
@@ -76,6 +78,9 @@ pub const FEATURE_CHANGES: u64 = 64;
 pub const FEATURE_LEASES: u64 = 1024;
 /// Feature: the server answers [`NotifyHead::PROBE`].
 pub const FEATURE_PROBES: u64 = 2048;
+/// Feature: answers to changes have the attributes of changed files beside their results
+/// ([`ReplyHead::changed_files`]), where these are leased. A server without leases leaves the feature out.
+pub const FEATURE_CHANGED_FILES: u64 = 8192;
 /// The features that are not of operations alone, which are in the table of operations.
 const OTHER_FEATURES: u64 = FEATURE_STAMPS
     | FEATURE_TICKETS
@@ -84,7 +89,8 @@ const OTHER_FEATURES: u64 = FEATURE_STAMPS
     | FEATURE_JOBS
     | FEATURE_CHANGES
     | FEATURE_LEASES
-    | FEATURE_PROBES;
+    | FEATURE_PROBES
+    | FEATURE_CHANGED_FILES;
 /// All features that this version knows.
 pub const FEATURES: u64 = OTHER_FEATURES | features_of_operations();
 const _: () = assert!(

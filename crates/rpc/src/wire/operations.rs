@@ -24,6 +24,7 @@ impl OpRow {
             trace: Trace::None,
             noted_as: op,
             leases_name: NameLease::None,
+            leases_changed: false,
         };
         match op {
             Op::Lookup | Op::LookupOpen => OpRow { leases_name: NameLease::WithAbsence, ..row },
@@ -53,9 +54,10 @@ impl OpRow {
             Op::Lock => OpRow { ignores_groups: true, can_be_cancelled: true, ..row },
             Op::Flush => OpRow { ignores_groups: true, ..row },
             Op::Close => OpRow { ignores_groups: true, may_be_one_way: true, ..row },
-            Op::Open | Op::Setattr | Op::Allocate | Op::SetFlags | Op::SetXflags => {
+            Op::Open | Op::Allocate | Op::SetFlags | Op::SetXflags => {
                 OpRow { trace: Trace::Repeatable, ..row }
             }
+            Op::Setattr => OpRow { trace: Trace::Repeatable, leases_changed: true, ..row },
             Op::OpenNamed => OpRow { trace: Trace::Repeatable, noted_as: Op::Open, ..row },
             Op::Make => OpRow { trace: Trace::Made, leases_name: NameLease::Found, ..row },
             Op::Create => OpRow { trace: Trace::Created, leases_name: NameLease::Found, ..row },

@@ -1,6 +1,6 @@
 //! The beginning of a reply.
 
-use dray_core::{Errno, Error, Fate, Ttl};
+use dray_core::{Attr, Errno, Error, Fate, FileId, Ttl};
 
 use crate::wire::codec::{Input, Malformed, Wire, wire_numbers};
 use crate::wire::head::{Kind, expect_kind};
@@ -38,10 +38,13 @@ pub struct ReplyHead {
     pub stamp: Option<Stamp>,
     /// The ticket that the client can show to a later server process.
     pub ticket: Option<Ticket>,
+    /// Files that the call has changed beside the one of its results, as they are behind the change. Their
+    /// attributes are leased. At most [`ReplyHead::CHANGED_FILES_MAX`].
+    pub changed_files: Vec<(FileId, Attr)>,
 }
 
-// Bits of the flags. Stamp, ticket and absence stand between the flags' head and the results, in
-// this order.
+// Bits of the flags. Stamp, ticket, absence and changed files stand between the flags' head and the
+// results, in this order.
 const UNKNOWN_HANDLE: u16 = 1;
 const SETTLED: u16 = 2;
 const STAMPED: u16 = 4;
@@ -50,9 +53,13 @@ const TIMES_PAST: u16 = 16;
 const TIMES_YOUNG: u16 = 32;
 const ABSENCE: u16 = 64;
 const UNMET: u16 = 128;
+const CHANGED_FILES: u16 = 256;
 
 impl ReplyHead {
-    /// The most that [`ReplyHead::put_message`] appends.
+    /// The most changed files of one answer: a rename has two directories.
+    pub const CHANGED_FILES_MAX: usize = 2;
+
+    /// The most that [`ReplyHead::put_message`] appends, without changed files.
     pub const BYTES_MAX: usize = 10 + Stamp::BYTES + Ticket::BYTES + size_of::<u32>();
 
     /// The head of a successful reply.
@@ -68,6 +75,7 @@ impl ReplyHead {
             unmet: false,
             stamp: None,
             ticket: None,
+            changed_files: Vec::new(),
         }
     }
 
@@ -118,6 +126,7 @@ impl ReplyHead {
             | flag(self.times_past == Some(false), TIMES_YOUNG)
             | flag(self.absence.is_some(), ABSENCE)
             | flag(self.unmet, UNMET)
+            | flag(!self.changed_files.is_empty(), CHANGED_FILES)
     }
 }
 
@@ -133,6 +142,7 @@ impl<'a> Wire<'a> for ReplyHead {
         if self.absence.is_some() {
             Ttl::to_number(self.absence).put(out);
         }
+        put_changed_files(&self.changed_files, out);
     }
 
     fn get(input: &mut Input<'a>) -> Result<ReplyHead, Malformed> {
@@ -141,6 +151,7 @@ impl<'a> Wire<'a> for ReplyHead {
         let stamp = if has(STAMPED) { Some(input.get()?) } else { None };
         let ticket = if has(TICKET) { Some(input.get()?) } else { None };
         let absence = if has(ABSENCE) { Ttl::from_number(input.get()?) } else { None };
+        let changed_files = if has(CHANGED_FILES) { get_changed_files(input)? } else { Vec::new() };
         let times_known = has(TIMES_PAST) || has(TIMES_YOUNG);
         Ok(ReplyHead {
             tag,
@@ -153,8 +164,26 @@ impl<'a> Wire<'a> for ReplyHead {
             unmet: has(UNMET),
             stamp,
             ticket,
+            changed_files,
         })
     }
+}
+
+/// Appends nothing for no files: then no flag says that there are any.
+fn put_changed_files(files: &[(FileId, Attr)], out: &mut Vec<u8>) {
+    assert!(files.len() <= ReplyHead::CHANGED_FILES_MAX, "more files than a call changes");
+    if !files.is_empty() {
+        (files.len() as u8).put(out);
+        files.iter().for_each(|file| file.put(out));
+    }
+}
+
+fn get_changed_files(input: &mut Input<'_>) -> Result<Vec<(FileId, Attr)>, Malformed> {
+    let count = input.get::<u8>()?;
+    if count == 0 || usize::from(count) > ReplyHead::CHANGED_FILES_MAX {
+        return Err(Malformed("another number of changed files than a call changes"));
+    }
+    (0..count).map(|_| input.get()).collect()
 }
 
 #[cfg(test)]
@@ -200,6 +229,24 @@ mod tests {
             let came = head.error().unwrap();
             assert_eq!((came.errno(), came.fate()), (error.errno(), error.fate()));
             assert_eq!(came.is_unmet(), error.is_unmet());
+        }
+    }
+
+    #[test]
+    fn changed_files_come_back_and_not_more_than_a_call_changes() {
+        let file = |ino| (FileId { ino, generation: 1 }, Attr { ino, ..Attr::default() });
+        for count in 1..=2 {
+            let changed_files = (0..count).map(file).collect();
+            let head = ReplyHead { changed_files, ..ReplyHead::success(9) };
+            let mut message = Vec::new();
+            head.put_message(&mut message);
+            77u32.put(&mut message);
+            let (again, results) = ReplyHead::split(&message).unwrap();
+            assert_eq!((again, Input::whole::<u32>(results)), (head, Ok(77)));
+            for wrong in [0, 3, 255] {
+                message[10] = wrong;
+                assert!(ReplyHead::get_message(&mut Input(&message)).is_err(), "{wrong}");
+            }
         }
     }
 

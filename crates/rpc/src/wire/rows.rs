@@ -23,6 +23,8 @@ pub struct OpRow {
     pub noted_as: Op,
     /// Whether the name that the call says may be leased with the answer.
     pub leases_name: NameLease,
+    /// The answer to the change may lease the attributes of the file that it names.
+    pub leases_changed: bool,
 }
 
 /// What an answer says of the name that its call said.

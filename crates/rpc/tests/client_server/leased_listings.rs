@@ -182,6 +182,58 @@ fn extended_attributes_are_asked_for_once_also_those_that_are_absent() {
     });
 }
 
+/// What `ls -l` asks of each file comes with the listing. Most files have none of it.
+// proves: P265
+#[test]
+fn a_listing_says_which_extended_attributes_its_files_do_not_have() {
+    simulate(47, async {
+        let site = LeasedSite::new();
+        let (root, cx) = (site.root, Context::system());
+        let (writer, cold) = (site.client("writer", YES).await, site.client("cold", YES).await);
+        make_files(&writer, root, (0..300).map(|number| format!("file{number}"))).await;
+        let (acl, capability) = ("system.posix_acl_access", "security.capability");
+        let mut has = Vec::new();
+        for (text, attribute) in [("file7", "user.a"), ("file8", capability), ("file9", acl)] {
+            let id = writer.lookup(&cx, root, name(text)).await.unwrap().id;
+            let set = writer.setxattr(&cx, id, attribute.as_bytes(), b"value", XattrSet::Any);
+            set.await.unwrap();
+            has.push((id, attribute));
+        }
+        sleep(REST).await;
+        let ((), listed) = counted(&cold, async { drop(list(&cold, root).await) }).await;
+        let ids: Vec<FileId> = {
+            let open = cold.open(&cx, root, DIRECTORY).await.unwrap();
+            let page = open.readdir(&cx, 0, PAGE_BYTES, true).await.unwrap();
+            open.close(&cx).await.unwrap();
+            page.iter().map(|(_, entry)| entry.id).collect()
+        };
+        let ask = |id: FileId| {
+            let (cold, cx, has) = (&cold, &cx, &has);
+            async move {
+                for attribute in [acl, capability] {
+                    let found = cold.getxattr(cx, id, attribute.as_bytes()).await;
+                    assert_eq!(found.is_ok(), has.contains(&(id, attribute)), "{id:?}");
+                }
+                let list = cold.listxattr(cx, id).await.unwrap();
+                assert_eq!(list.is_empty(), !has.iter().any(|(known, _)| *known == id));
+            }
+        };
+        let ((), trips) = counted(&cold, async {
+            for id in &ids {
+                ask(*id).await;
+            }
+        })
+        .await;
+        println!("long_listing_round_trips {}: {listed} for the listing", listed + trips);
+        assert_eq!((ids.len(), trips), (300, 5), "two attributes, and three lists");
+        // Others set one.
+        let (id, attribute) = (ids[100], acl.as_bytes());
+        writer.setxattr(&cx, id, attribute, b"new", XattrSet::Any).await.unwrap();
+        assert_eq!(cold.getxattr(&cx, id, attribute).await.unwrap(), b"new");
+        assert_eq!(cold.listxattr(&cx, id).await.unwrap(), b"system.posix_acl_access\0");
+    });
+}
+
 /// `create_round_trips_leased`: the creation and the write. The lookup before the creation is answered by the
 /// listing, the closing needs no answer, and what was made is known.
 // proves: P230

@@ -3,6 +3,7 @@
 mod audit_link;
 mod call_admission;
 mod change_notifications;
+mod changed_files;
 mod charged;
 mod closes;
 mod coming_back;

@@ -53,8 +53,8 @@ pub(crate) struct CallTraits {
     pub(super) takes_rights: bool,
     pub(super) changes: bool,
     pub(super) sets: bool,
-    /// The answer leases the name that the call makes.
-    pub(super) leases_name: bool,
+    /// The answer leases the name that the call makes, or the file that it changes.
+    pub(super) leases_change: bool,
 }
 
 impl<'a> OutgoingCall<'a> {
@@ -62,13 +62,13 @@ impl<'a> OutgoingCall<'a> {
     pub(crate) fn of(cx: &'a Context, call: &'a Call<'a>) -> OutgoingCall<'a> {
         let (slot, data, into, file, to) = (None, None, None, None, None);
         let (began, looked_at, patient) = (None, false, false);
-        let row = call.row();
+        let (row, op) = (call.row(), OpRow::of(call.op()));
         let traits = CallTraits {
             session: row.session,
             takes_rights: row.takes_rights.is_some(),
             changes: row.changes != Changes::Nothing,
             sets: row.sets,
-            leases_name: OpRow::of(call.op()).leases_name == NameLease::Found,
+            leases_change: op.leases_name == NameLease::Found || op.leases_changed,
         };
         let (request, flags) = (0, 0);
         OutgoingCall {
@@ -290,11 +290,11 @@ impl Channel {
         let files = [ask.file, ask.to.map(|to| to.id)];
         let change = ask.traits.changes.then(|| leases.own_change(ask.call, files)).flatten();
         let sent = leases.sent();
-        let ask_leases_name = ask.traits.leases_name;
+        let leases_change = ask.traits.leases_change;
         state.ask(tag, ask, session);
         let pending = &mut state.calls[tag as usize];
         (pending.changing, pending.change, pending.sent) = (changing, change, sent);
-        pending.leases_name = ask_leases_name;
+        pending.leases_change = leases_change;
     }
 
     /// The outcome of the call. The body of its answer is given to `decode`.

@@ -47,8 +47,8 @@ pub(super) struct PendingCall {
     pub(super) changing: Option<RightsChange>,
     /// What the call changes of what may be leased, until it is answered.
     pub(super) change: Option<OwnChange>,
-    /// That lasts until its caller has taken the answer, which leases what was made.
-    pub(super) leases_name: bool,
+    /// That lasts until its caller has taken the answer, which leases what was made or changed.
+    pub(super) leases_change: bool,
     /// When it was first sent, if the session has leases.
     pub(super) sent: Option<Instant>,
     /// The session that it was sent in; 0: it has not been sent.

@@ -54,7 +54,8 @@ impl Sink for ReplyReceiver {
             _ => return Err(crate::wire::Malformed("a message that only a client sends").into()),
         }
         let tag = peek_tag(head)?;
-        let (reply_head, results) = ReplyHead::split(head).ok().unzip();
+        let (mut reply_head, results) = ReplyHead::split(head).ok().unzip();
+        let changed_files = reply_head.as_mut().map(|head| std::mem::take(&mut head.changed_files));
         let settled = reply_head.as_ref().is_some_and(|head| head.settled);
         let mut guard = self.0.lock();
         let state = &mut *guard;
@@ -70,7 +71,10 @@ impl Sink for ReplyReceiver {
             self.0.notes.leases.answered(sent);
         }
         // What the answer leases is taken in before the change is over.
-        if !pending.leases_name || pending.phase != Phase::Asked {
+        if let Some(change) = &pending.change {
+            self.0.notes.leases.changed_files(change, changed_files.unwrap_or_default());
+        }
+        if !pending.leases_change || pending.phase != Phase::Asked {
             drop(pending.change.take());
         }
         match pending.phase {

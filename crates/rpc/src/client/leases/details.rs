@@ -8,11 +8,12 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use dray_core::{Attr, Context, Entry, Errno, Error, FileId, Identity, Op, Result, Ttl};
+use dray_core::{Attr, Context, DirPage, Entry, Errno, Error, FileId, Identity, Op, Result, Ttl};
 
 use super::keys::AnswerKey;
 use super::recent::ChangeMoment;
 use super::{Leased, LeasedAnswers, LeasedAttributes};
+use crate::wire::AbsentXattrs;
 
 /// Memory for details of all files, in bytes. Files whose absent attributes alone are known take
 /// none of it.
@@ -24,13 +25,8 @@ const XATTRS_MAX: usize = 16;
 /// Bytes that an extended attribute takes beside its name and its value.
 const XATTR_BYTES: usize = 48;
 
-/// Attributes that listings ask for, and that most files do not have.
-const COMMON: [&[u8]; 4] = [
-    b"system.posix_acl_access",
-    b"system.posix_acl_default",
-    b"security.capability",
-    b"security.selinux",
-];
+/// Files that listings may say something of while no program asks. Then they say nothing more until one does.
+const UNASKED_MAX: u32 = 16_384;
 /// Attributes of users. Who may read the file may read them, which the kernel checks.
 const OF_USERS: &[u8] = b"user.";
 
@@ -45,8 +41,7 @@ pub(crate) struct HeldLease {
 /// What is known of one file.
 #[derive(Default)]
 pub(super) struct FileDetails {
-    /// Bits: which of [`COMMON`] the file does not have.
-    absent: u8,
+    absent: AbsentXattrs,
     more: Option<Box<MoreDetails>>,
 }
 
@@ -66,14 +61,9 @@ struct KnownXattr {
     value: std::result::Result<Box<[u8]>, Errno>,
 }
 
-/// The bit of a common attribute.
-fn common(name: &[u8]) -> Option<u8> {
-    COMMON.iter().position(|known| *known == name).map(|at| 1 << at)
-}
-
 /// Whether the answer is the same for each caller that the kernel lets ask.
 fn is_remembered(name: &[u8]) -> bool {
-    common(name).is_some() || name.starts_with(OF_USERS)
+    AbsentXattrs::of(name).is_some() || name.starts_with(OF_USERS)
 }
 
 impl FileDetails {
@@ -83,7 +73,7 @@ impl FileDetails {
     }
 
     fn xattr(&self, name: &[u8]) -> Option<std::result::Result<Vec<u8>, Errno>> {
-        if common(name).is_some_and(|bit| self.absent & bit != 0) {
+        if AbsentXattrs::of(name).is_some_and(|this| self.absent.contains(this)) {
             return Some(Err(Errno::ENODATA));
         }
         let known = self.more.as_ref()?.xattrs.iter().find(|known| *known.name == *name)?;
@@ -91,8 +81,8 @@ impl FileDetails {
     }
 
     fn put_xattr(&mut self, name: &[u8], value: std::result::Result<&[u8], Errno>) {
-        if let (Some(bit), Err(Errno::ENODATA)) = (common(name), value) {
-            self.absent |= bit;
+        if let (Some(this), Err(Errno::ENODATA)) = (AbsentXattrs::of(name), value) {
+            self.absent = self.absent.with(this);
             return;
         }
         let more = self.more.get_or_insert_default();
@@ -144,6 +134,7 @@ impl LeasedAnswers {
 
     /// The value of an extended attribute, or that there is none, if that is leased.
     pub(crate) fn xattr(&self, id: FileId, name: &[u8]) -> Option<Result<Vec<u8>>> {
+        self.asked_for_details();
         let value = self.detail(id, |details| details.xattr(name))?;
         Some(value.map_err(|errno| Error::new(errno).during(Op::Getxattr)))
     }
@@ -164,7 +155,11 @@ impl LeasedAnswers {
 
     /// The names of extended attributes that the caller sees.
     pub(crate) fn xattr_list(&self, cx: &Context, id: FileId) -> Option<Vec<u8>> {
+        self.asked_for_details();
         self.detail(id, |details| {
+            if details.absent.contains(AbsentXattrs::ALL) {
+                return Some(Vec::new());
+            }
             let (who, list) = details.more.as_ref()?.list.as_ref()?;
             (Arc::ptr_eq(who, &cx.who) || **who == *cx.who).then(|| list.to_vec())
         })
@@ -175,6 +170,38 @@ impl LeasedAnswers {
         if list.len() <= VALUE_MAX_BYTES {
             self.remember_detail(held, |details| details.put_list(&cx.who, list));
         }
+    }
+
+    fn asked_for_details(&self) {
+        if let Some(leased) = self.checked() {
+            leased.unasked.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a listing is to say which extended attributes its files do not have. It costs the server
+    /// something, and some programs list files and ask for none.
+    pub(crate) fn wants_absences(&self) -> bool {
+        self.checked().is_some_and(|leased| leased.unasked.load(Ordering::Relaxed) < UNASKED_MAX)
+    }
+
+    /// A page of a listing that was asked for then, and what it says of its files. The lease on the attributes
+    /// that it brought covers that.
+    pub(crate) fn listed_absences(
+        &self,
+        asked: ChangeMoment,
+        (page, absent): (&DirPage, &[AbsentXattrs]),
+    ) {
+        let Some(leased) = self.checked() else { return };
+        for ((_, entry), absent) in page.iter().zip(absent) {
+            if *absent == AbsentXattrs::UNKNOWN {
+                continue;
+            }
+            leased.attributes.update(AnswerKey::of_attributes(entry.id), |known| {
+                let is_this = known.id == entry.id && known.asked == asked;
+                is_this.then(|| known.details.absent = known.details.absent.with(*absent))
+            });
+        }
+        leased.unasked.fetch_add(absent.len() as u32, Ordering::Relaxed);
     }
 
     /// The target of a symbolic link.

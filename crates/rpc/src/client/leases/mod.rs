@@ -21,7 +21,7 @@ mod status;
 mod tests;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use dray_core::{
@@ -74,6 +74,8 @@ struct Leased {
     listings: Answers<LeasedListing>,
     listener: RecallListener,
     hits: AtomicU64,
+    /// Files of which listings have said something since a program asked for extended attributes.
+    unasked: AtomicU32,
 }
 
 /// What a name leads to.
@@ -118,6 +120,7 @@ impl LeasedAnswers {
             listings: Answers::large(LISTINGS_MAX_BYTES),
             listener: RecallListener::new(inherited),
             hits: AtomicU64::new(0),
+            unasked: AtomicU32::new(0),
         })))
     }
 

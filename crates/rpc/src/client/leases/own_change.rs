@@ -213,6 +213,35 @@ impl LeasedAnswers {
     }
 }
 
+impl LeasedAnswers {
+    /// Takes the attributes of a file that this client has changed. Says in them how long they may be
+    /// believed.
+    pub(crate) fn set(
+        &self,
+        change: Option<Box<OwnChange>>,
+        (id, mut attr): (FileId, Attr),
+    ) -> Attr {
+        let Some((leased, change)) = self.active().zip(change) else {
+            return self.not_remembered(attr);
+        };
+        let said = attr.validity.attributes;
+        let holds = is_lease(said) && leased.remember_made(&change, id, attr);
+        attr.validity.attributes = leased.time(said, holds);
+        attr
+    }
+
+    /// Takes the attributes of files that a change of this client has changed. The server has leased them in
+    /// the state behind the change.
+    pub(crate) fn changed_files(&self, change: &OwnChange, files: Vec<(FileId, Attr)>) {
+        let Some(leased) = self.active() else { return };
+        for (id, attr) in files {
+            if is_lease(attr.validity.attributes) {
+                leased.remember_made(change, id, attr);
+            }
+        }
+    }
+}
+
 impl Leased {
     fn remember_made(&self, change: &OwnChange, id: FileId, attr: Attr) -> bool {
         let (key, changes) = (AnswerKey::of_attributes(id), &self.changes);

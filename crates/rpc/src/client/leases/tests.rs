@@ -10,6 +10,7 @@ use dray_rt::{DriverKind, Executor, sleep};
 
 use super::*;
 use crate::client::link::SessionState;
+use crate::wire::AbsentXattrs;
 
 const TERM: Duration = Duration::from_secs(5);
 const DIR: FileId = FileId { ino: 1, generation: 1 };
@@ -284,5 +285,42 @@ fn a_time_of_access_that_reading_may_set_is_asked_for_again() {
             leases.attributes(leases.asking(), FILE, attr);
             assert!(leases.getattr(FILE).is_some());
         }
+    });
+}
+
+/// What they say costs the server something.
+#[test]
+fn listings_say_nothing_of_extended_attributes_while_nobody_asks_for_any() {
+    simulate(async {
+        let leases = in_contact(true);
+        let mut page = DirPage::default();
+        for ino in 0..10_000 {
+            page.push(b"name", FileId { ino, generation: 0 }, None, ino, None);
+        }
+        let absent = vec![AbsentXattrs::UNKNOWN; page.len()];
+        let list = || leases.listed_absences(leases.asking(), (&page, &absent));
+        list();
+        assert!(leases.wants_absences());
+        list();
+        assert!(!leases.wants_absences());
+        assert!(leases.xattr(FILE, b"security.capability").is_none());
+        assert!(leases.wants_absences(), "somebody asked");
+        // Of a file whose attributes did not come with the page nothing is remembered.
+        let mut page = DirPage::default();
+        page.push(b"f", FILE, None, 1, Some(leased(FILE).attr));
+        let absent = [AbsentXattrs::of(b"security.capability").unwrap()];
+        let known = || leases.xattr(FILE, b"security.capability").is_some();
+        let asked = leases.asking();
+        leases.listed_absences(asked, (&page, &absent));
+        assert!(!known());
+        leases.recalled(vec![item(FILE, LeaseKinds::ATTRIBUTES, None)], RecallDone::unawaited());
+        leases.listed(asked, (&Context::system(), DIR), &mut page);
+        leases.listed_absences(asked, (&page, &absent));
+        assert!(!known(), "it was recalled meanwhile");
+        let asked = leases.asking();
+        page.set_attr(0, Some(leased(FILE).attr));
+        leases.listed(asked, (&Context::system(), DIR), &mut page);
+        leases.listed_absences(asked, (&page, &absent));
+        assert!(known() && leases.xattr(FILE, b"security.selinux").is_none());
     });
 }

@@ -85,7 +85,7 @@ impl CallInHand {
         let Entered { again, _slotted } = entered;
         let mut outcome = Executed::new(again);
         let executed = self.execute(&call, data, changing.as_ref(), &mut outcome).await;
-        let Executed { reply, grants, since } = &mut outcome;
+        let Executed { reply, grants, since, changed_files } = &mut outcome;
         if let Err(error) = executed {
             *reply = Reply::failure(&error);
         }
@@ -101,6 +101,7 @@ impl CallInHand {
         };
         // Behind that: an answer that is asked for again says nothing that may have changed since.
         if let Some(since) = since.take() {
+            reply.add_changed_files(std::mem::take(changed_files));
             self.lease(&call.row, since, grants.leases.as_deref(), reply);
         }
         grants.give_up();

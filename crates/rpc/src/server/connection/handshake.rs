@@ -19,8 +19,9 @@ use crate::server::service::Inner;
 use crate::server::session::ServerSession;
 use crate::server::sessions::refused;
 use crate::wire::{
-    Auth, Challenge, FEATURE_LEASES, FEATURES, HandshakeError, Hello, LATE_WRITES, Malformed,
-    ONE_USER, Proof, RECOVERING, Refused, SQUASHES, VERSION_MAX, VERSION_MIN, Welcome,
+    Auth, Challenge, FEATURE_CHANGED_FILES, FEATURE_LEASES, FEATURES, HandshakeError, Hello,
+    LATE_WRITES, Malformed, ONE_USER, Proof, RECOVERING, Refused, SQUASHES, VERSION_MAX,
+    VERSION_MIN, Welcome,
 };
 
 /// The newest version that both ends speak.
@@ -129,7 +130,8 @@ impl ServerSink {
             (export.writes_late, LATE_WRITES),
         ];
         let of_server = of_server.iter().filter(|(is_so, _)| *is_so).map(|(_, bit)| bit);
-        let leases = if export.lease_table.is_some() { 0 } else { FEATURE_LEASES };
+        let of_leases = FEATURE_LEASES | FEATURE_CHANGED_FILES;
+        let leases = if export.lease_table.is_some() { 0 } else { of_leases };
         let features = of_server.fold(hello.features & FEATURES & !leases, |all, bit| all | bit);
         let message = head.to_vec();
         let challenged = ChallengedPeer { hello, message, nonce, version, features, export };

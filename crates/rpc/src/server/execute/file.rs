@@ -6,13 +6,14 @@ use dray_core::{Buf, Context, DirPage, Errno, Error, Lock, LockKind, Op, OpenFil
 
 use dray_fabric::Charge;
 
+use crate::server::execute::absent_xattrs;
 use crate::server::leases::LeaseGrants;
 use crate::server::ranges::Span;
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
 use crate::server::session::ServerSession;
-use crate::wire::{Change, PAGE_MAX_BYTES, Stamp, Wire};
+use crate::wire::{AbsentXattrs, Change, PAGE_MAX_BYTES, Stamp, put_page};
 
 pub(super) async fn read(
     server: &Inner,
@@ -59,7 +60,7 @@ pub(super) async fn readdir(
     session: &ServerSession,
     cx: &Context,
     handle: u64,
-    (cookie, max_bytes, plus): (u64, u32, bool),
+    (cookie, max_bytes, plus, absences): (u64, u32, bool, bool),
 ) -> Result<Reply> {
     // The page must fit its frame with every record's fixed part.
     let max_bytes = (max_bytes as usize).min(PAGE_MAX_BYTES / 2);
@@ -70,10 +71,17 @@ pub(super) async fn readdir(
     let leases = session.export.lease_table.as_ref().zip(holder);
     let since = leases.map(|(table, holder)| table.since(holder));
     let mut entries = file.readdir(cx, cookie, max_bytes, plus).await?;
+    let mut absent = Vec::new();
     if let Some(((table, holder), since)) = leases.zip(since) {
+        if absences {
+            // In a box, so that other calls are no larger.
+            let looked = absent_xattrs::of_page(&*session.export.fs, cx, &entries);
+            absent = Box::pin(looked).await;
+        }
+        // Behind that: the lease on its attributes covers what is said of a file.
         LeaseGrants::new(table, holder, since, None).page(file.id(), &mut entries);
     }
-    page(&entries, max_bytes, charge)
+    page((&entries, &absent), max_bytes, charge)
 }
 
 /// The memory that a page takes while it is made: its entries, as many bytes as a message, and room
@@ -82,9 +90,13 @@ const PAGE_COPIES: usize = 3;
 /// The least that a page is counted for until it is there: a long name may be all of it.
 const PAGE_MIN_BYTES: usize = 4096;
 
-fn page(page: &DirPage, max_bytes: usize, mut charge: Charge) -> Result<Reply> {
+fn page(
+    (page, absent): (&DirPage, &[AbsentXattrs]),
+    max_bytes: usize,
+    mut charge: Charge,
+) -> Result<Reply> {
     let mut bytes = Vec::with_capacity(max_bytes);
-    page.put(&mut bytes);
+    put_page(page, absent, PAGE_MAX_BYTES, &mut bytes);
     if bytes.len() > PAGE_MAX_BYTES {
         return Err(Error::new(Errno::EIO).because("a directory page larger than asked for"));
     }

@@ -1,5 +1,6 @@
 //! Carries out one call on the export's file system.
 
+mod absent_xattrs;
 mod file;
 mod media;
 mod object_ids;
@@ -19,19 +20,19 @@ use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
 use crate::server::session::ServerSession;
 use crate::server::tickets;
-use crate::wire::{Call, copied_bytes};
+use crate::wire::{Call, CallHead, copied_bytes};
 
 pub(super) use opening::{check_name, is_to_be_made};
 pub(super) use operands::{Files, ShownOperand, check_handles, span};
 pub(super) use replayed::{make_answered, note_made_again, open_replayed};
 
 /// Carries out a call. There is one arm for each operation: here the compiler asks how a new one is
-/// carried out.
+/// carried out. `flags`: those of its [`CallHead`](crate::wire::CallHead).
 pub(super) async fn run(
     server: &Inner,
     session: &ServerSession,
     cx: &Context,
-    (call, state): (&Call<'_>, ChangeState<'_>),
+    (call, flags, state): (&Call<'_>, u16, ChangeState<'_>),
     data: Option<Buf>,
 ) -> Result<Reply> {
     let (fs, broken) = (&*session.export.fs, server.options.broken());
@@ -122,7 +123,8 @@ pub(super) async fn run(
             file::write(server, session, cx, &*file, (how, data)).await?
         }
         Call::Readdir { handle, cookie, max_bytes, plus } => {
-            file::readdir(session, cx, handle, (cookie, max_bytes, plus)).await?
+            let absences = flags & CallHead::WANTS_ABSENCES != 0;
+            file::readdir(session, cx, handle, (cookie, max_bytes, plus, absences)).await?
         }
         Call::Flush { handle, owner } => {
             let owner = owner.of_node(cx.origin.node);

@@ -38,6 +38,11 @@ impl<'a> LeaseGrants<'a> {
         leased.then(|| Ttl::of(self.table.term()))
     }
 
+    /// Whether a part can be leased, as far as that is known now.
+    pub(super) fn may_lease(&self, part: Part<'_>) -> bool {
+        self.table.may_lease(self.since, self.own, part)
+    }
+
     /// What the file system says itself stays.
     fn attributes(&self, id: FileId, attr: &mut Attr) {
         let validity = &mut attr.validity;
@@ -76,6 +81,10 @@ impl<'a> LeaseGrants<'a> {
             return;
         }
         let place = place.filter(|_| op.leases_name != NameLease::None);
+        reply.changed_files_mut().retain_mut(|(id, attr)| {
+            self.attributes(*id, attr);
+            attr.validity.attributes.is_some()
+        });
         match reply.results_mut() {
             Results::Entry(entry) | Results::FlaggedEntry((entry, _)) => self.entry(entry, place),
             Results::Attr(attr) => {

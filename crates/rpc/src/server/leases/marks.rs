@@ -8,7 +8,7 @@
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dray_core::{FileId, IdHash};
+use dray_core::{FileId, IdHash, LeaseKinds};
 
 /// Places.
 const ROWS: usize = 4096;
@@ -29,6 +29,23 @@ pub(super) enum Part<'a> {
     Names(FileId),
     /// One name in a directory.
     Name(FileId, &'a [u8]),
+}
+
+impl Part<'_> {
+    /// The file, or the directory of the name.
+    pub(super) fn file(self) -> FileId {
+        match self {
+            Part::Attributes(id) | Part::Names(id) | Part::Name(id, _) => id,
+        }
+    }
+
+    /// The kind of lease that covers it.
+    pub(super) fn kind(self) -> LeaseKinds {
+        match self {
+            Part::Attributes(_) => LeaseKinds::ATTRIBUTES,
+            Part::Names(_) | Part::Name(..) => LeaseKinds::NAMES,
+        }
+    }
 }
 
 /// A number of changes that are over.

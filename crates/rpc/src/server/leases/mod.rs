@@ -8,6 +8,7 @@
 //! Order of locks: a part of the table, and within it the state of a holder.
 
 mod change;
+mod changed_files;
 mod counts;
 mod grants;
 mod holder;
@@ -17,6 +18,7 @@ mod room;
 mod table;
 
 pub(crate) use change::LeaseChange;
+pub(crate) use changed_files::ChangedFiles;
 pub use counts::LeaseStatus;
 pub(crate) use grants::LeaseGrants;
 pub(crate) use holder::LeaseHolder;

@@ -235,6 +235,30 @@ impl LeaseTable {
         (shard, hash / SHARDS % RESTS)
     }
 
+    /// Whether a part can be leased, as far as that is known now.
+    pub(super) fn may_lease(&self, since: LeaseSince, own: &[MarkRow], part: Part<'_>) -> bool {
+        let (shard, place) = self.shard(part.file());
+        self.is_leasable((&shard, place), since, own, part)
+    }
+
+    fn is_leasable(
+        &self,
+        (shard, place): (&Shard, usize),
+        since: LeaseSince,
+        own: &[MarkRow],
+        part: Part<'_>,
+    ) -> bool {
+        if shard.rests[rest_of(part.kind())][place].rests(now()) {
+            return false;
+        }
+        let unchanged = |part| {
+            let row = self.marks.row(part);
+            self.marks.is_unchanged(row, since.changes, own.contains(&row))
+        };
+        let is_name = matches!(part, Part::Name(..));
+        unchanged(part) && (!is_name || unchanged(Part::Names(part.file())))
+    }
+
     /// Leases a part of `id`, if nothing has changed it since. The caller's own change is `own`.
     pub(super) fn lease(
         &self,
@@ -243,21 +267,10 @@ impl LeaseTable {
         own: &[MarkRow],
         part: Part<'_>,
     ) -> bool {
-        let (id, kind) = match part {
-            Part::Attributes(id) => (id, LeaseKinds::ATTRIBUTES),
-            Part::Names(id) | Part::Name(id, _) => (id, LeaseKinds::NAMES),
-        };
+        let (id, kind) = (part.file(), part.kind());
         let (mut shard, place) = self.shard(id);
-        if shard.rests[rest_of(kind)][place].rests(now()) {
-            return false;
-        }
         // Within the lock: a change marks first, and then looks here.
-        let unchanged = |part| {
-            let row = self.marks.row(part);
-            self.marks.is_unchanged(row, since.changes, own.contains(&row))
-        };
-        let is_name = matches!(part, Part::Name(..));
-        if !unchanged(part) || is_name && !unchanged(Part::Names(id)) {
+        if !self.is_leasable((&shard, place), since, own, part) {
             return false;
         }
         let is_held = self.hold(&mut shard, who, since.epoch, (id, kind));

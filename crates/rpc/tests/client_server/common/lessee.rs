@@ -59,7 +59,12 @@ impl Lessee {
         Lessee::connect_with(network, before, 0).await
     }
 
-    async fn connect_with(network: &Network, before: Option<&Welcome>, features: u64) -> Lessee {
+    /// The same of a client that knows these features.
+    pub async fn connect_with(
+        network: &Network,
+        before: Option<&Welcome>,
+        features: u64,
+    ) -> Lessee {
         let connection = network.connector("s").connect().await.unwrap();
         let inbox = Inbox::default();
         let (run, frames) = (connection.clone(), inbox.0.clone());
@@ -120,6 +125,12 @@ impl Lessee {
             }
             dray_rt::sleep(Duration::from_millis(1)).await;
         }
+    }
+
+    /// Makes the last change again, as a client does that has not heard the answer.
+    pub async fn ask_again(&mut self, call: &Call<'_>) -> (ReplyHead, Vec<u8>) {
+        self.sequence -= 1;
+        self.ask(call).await
     }
 
     /// The entry of a name, or the error and how long the name is absent.

@@ -406,6 +406,14 @@ fn replies(written: &mut Written) {
     let then = written.same("reply.success", &message);
     let (came, results) = ReplyHead::split(&then).unwrap();
     assert_eq!((came, Input::whole::<u32>(results)), (head, Ok(77)));
+    let changed_files = vec![(FILE, attr()), (OTHER, attr())];
+    let head = ReplyHead { changed_files, ..ReplyHead::success(9) };
+    let mut message = Vec::new();
+    head.put_message(&mut message);
+    77u32.put(&mut message);
+    let then = written.same("reply.changed_files", &message);
+    let (came, results) = ReplyHead::split(&then).unwrap();
+    assert_eq!((came, Input::whole::<u32>(results)), (head, Ok(77)));
     let (error, retry) = (Error::unknown(Errno::EIO), Error::retry(Errno::EBADF));
     let unknown = ReplyHead { unknown_handle: true, ..ReplyHead::failure(9, &retry) };
     let absent = Error::new(Errno::ENOENT).absent_for(Some(Ttl::of(Duration::from_secs(1))));

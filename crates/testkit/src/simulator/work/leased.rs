@@ -1,20 +1,22 @@
 //! Clients look up names and attributes that are leased to them, list a directory, and read extended
-//! attributes. They change what is leased to others. Some order must explain what all of them saw of each
+//! attributes. They change what is leased to others, and look at what they have changed. Some order must explain what all of them saw of each
 //! name and each file: no answer is stale. Some clients are slow to give back what they are asked for.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dray_core::{
-    CreateHow, Errno, FileId, FileSystem, Fut, OpenHow, RemoveKind, RenameHow, SessionControl,
-    SetAttr, TimeSet, Timestamp, XattrSet,
+    Attr, Buf, CreateHow, Errno, FileId, FileSystem, Fut, Make, OpenHow, RemoveKind, RenameHow,
+    SessionControl, SetAttr, TimeSet, Timestamp, Write, XattrSet,
 };
 use dray_rt::sleep;
 
 use super::{Workload, lock, pick, think};
 use crate::simulator::Outcome;
 use crate::simulator::client::{SimClient, name};
-use crate::simulator::history::{EVENTS_MAX, HistoryEvent, RegisterOp, judge, linearizable};
+use crate::simulator::history::{
+    EVENTS_MAX, HistoryEvent, RegisterOp, judge, linearizable, linearizable_from,
+};
 use crate::simulator::machine::LEASE_TERM;
 
 /// Names that stand for one file or another, or for none.
@@ -23,6 +25,11 @@ const NAMES: [&str; 3] = ["first", "second", "listed"];
 const LISTED: usize = 2;
 /// Files whose time of change is set.
 const FILES: [&str; 2] = ["one", "other"];
+/// A file that grows by writes. Its attributes come with the answers.
+const GROWN: &str = "grown";
+/// A directory that has one directory in it, or none. Each answer to a change brings its attributes.
+const PARENT: &str = "parent";
+const CHILD: &str = "child";
 /// Operations of all clients together: as many as a history may have, if all are about one thing.
 const OPERATIONS: u64 = EVENTS_MAX as u64;
 
@@ -30,22 +37,27 @@ const OPERATIONS: u64 = EVENTS_MAX as u64;
 const XATTR: &[u8] = b"user.value";
 const PAGE_BYTES: usize = 64 << 10;
 
-/// What is changed and looked at: a name by its number, a file, or an attribute of a file.
+/// What is changed and looked at. A name by its number, a file, or an attribute of a file. The size of the file
+/// that grows, or how many directories there are in the parent.
 #[derive(Clone, Copy)]
 enum Subject {
     Name(usize),
     File(usize),
     Xattr(usize),
+    Size,
+    Children,
 }
 
 impl Subject {
-    const COUNT: usize = NAMES.len() + 2 * FILES.len();
+    const COUNT: usize = Subject::Children.number() + 1;
 
-    fn number(self) -> usize {
+    const fn number(self) -> usize {
         match self {
             Subject::Name(index) => index,
             Subject::File(index) => NAMES.len() + index,
             Subject::Xattr(index) => NAMES.len() + FILES.len() + index,
+            Subject::Size => NAMES.len() + 2 * FILES.len(),
+            Subject::Children => NAMES.len() + 2 * FILES.len() + 1,
         }
     }
 
@@ -53,13 +65,18 @@ impl Subject {
         match pick(Subject::COUNT as u64) as usize {
             index if index < NAMES.len() => Subject::Name(index),
             index if index < NAMES.len() + FILES.len() => Subject::File(index - NAMES.len()),
-            index => Subject::Xattr(index - NAMES.len() - FILES.len()),
+            index if index < Subject::Size.number() => {
+                Subject::Xattr(index - NAMES.len() - FILES.len())
+            }
+            index if index == Subject::Size.number() => Subject::Size,
+            _ => Subject::Children,
         }
     }
 }
 
 pub(super) struct Leased {
     clients: u64,
+    /// The files of [`FILES`], the one that grows, and the parent.
     files: Mutex<Vec<FileId>>,
     ticks: Mutex<u64>,
     /// By the numbers of the subjects.
@@ -112,26 +129,31 @@ impl Leased {
                 Err(error) if error.errno() == Errno::ENOENT => 0,
                 Err(error) => return Err(client.failed("look up")(error)),
             },
-            Subject::File(index) => {
-                let id = lock(&self.files)[index];
-                let attr = client.fs.getattr(&client.cx(), id).await;
-                attr.map_err(client.failed("getattr"))?.mtime.sec as u64
-            }
+            Subject::File(index) => self.attributes(client, index).await?.mtime.sec as u64,
             Subject::Xattr(index) => {
                 let id = lock(&self.files)[index];
                 // Under the lease on these it is remembered.
-                let attr = client.fs.getattr(&client.cx(), id).await;
-                attr.map_err(client.failed("getattr"))?;
+                self.attributes(client, index).await?;
                 match client.fs.getxattr(&client.cx(), id, XATTR).await {
                     Ok(value) => value.try_into().map_or(u64::MAX, u64::from_le_bytes),
                     Err(error) if error.errno() == Errno::ENODATA => 0,
                     Err(error) => return Err(client.failed("getxattr")(error)),
                 }
             }
+            Subject::Size => self.attributes(client, FILES.len()).await?.size,
+            // A directory has its own name, its own ".", and the ".." of each one in it.
+            Subject::Children => {
+                u64::from(self.attributes(client, FILES.len() + 1).await?.nlink.saturating_sub(2))
+            }
         };
         let (to, kind) = (self.tick(), RegisterOp::Read(found));
         lock(self.history(subject)).push(HistoryEvent { from, to, kind, optional: false });
         Ok(())
+    }
+
+    async fn attributes(&self, client: &SimClient, file: usize) -> Outcome<Attr> {
+        let id = lock(&self.files)[file];
+        client.fs.getattr(&client.cx(), id).await.map_err(client.failed("getattr"))
     }
 
     /// `unique`: no other change has this number.
@@ -157,7 +179,44 @@ impl Leased {
                 self.end(subject, begun, RegisterOp::Write(unique));
                 Ok(())
             }
+            Subject::Size => self.grow(client, unique).await,
+            Subject::Children => self.change_children(client).await,
         }
+    }
+
+    /// Writes the last byte of a file that has `size` bytes then, if it has no more.
+    async fn grow(&self, client: &SimClient, size: u64) -> Outcome<()> {
+        let (cx, id) = (client.cx(), lock(&self.files)[FILES.len()]);
+        let file = client.fs.open(&cx, id, OpenHow::READ_WRITE).await;
+        let file = file.map_err(client.failed("open"))?;
+        let begun = self.begin(Subject::Size, size);
+        let written = file.write(&client.cx(), Write::at(size - 1), Buf::from(&b"x"[..])).await;
+        written.map_err(client.failed("write"))?;
+        self.end(Subject::Size, begun, RegisterOp::Write(size));
+        file.close(&client.cx()).await.map_err(client.failed("close"))
+    }
+
+    /// Makes the directory in the parent, or removes it. If that cannot be, one was there, or none.
+    async fn change_children(&self, client: &SimClient) -> Outcome<()> {
+        let (cx, parent) = (client.cx(), lock(&self.files)[FILES.len() + 1]);
+        let (child, there) = (name(CHILD), u64::from(pick(2) == 0));
+        let begun = self.begin(Subject::Children, there);
+        let changed = match there {
+            0 => client.fs.remove(&cx, parent, &child, RemoveKind::Directory).await,
+            _ => {
+                let how = Make::Directory { mode: 0o755 };
+                client.fs.make(&cx, parent, &child, how).await.map(|_| ())
+            }
+        };
+        let kind = match changed {
+            Ok(()) => RegisterOp::Write(there),
+            Err(error) if matches!(error.errno(), Errno::EEXIST | Errno::ENOENT) => {
+                RegisterOp::Read(there)
+            }
+            Err(error) => return Err(client.failed("change the parent")(error)),
+        };
+        self.end(Subject::Children, begun, kind);
+        Ok(())
     }
 
     /// Gives the name to a new file.
@@ -251,6 +310,13 @@ impl Workload for Leased {
                 lock(&self.files).push(file.id());
                 file.close(&client.cx()).await.map_err(client.failed("close"))?;
             }
+            let file = client.open(client.root(), GROWN, libc::O_RDWR).await?;
+            lock(&self.files).push(file.id());
+            file.close(&client.cx()).await.map_err(client.failed("close"))?;
+            let (cx, how) = (client.cx(), Make::Directory { mode: 0o755 });
+            let parent = client.fs.make(&cx, client.root(), &name(PARENT), how).await;
+            let parent = parent.map_err(client.failed("make the parent"))?;
+            lock(&self.files).push(parent.id);
             Ok(())
         })
     }
@@ -277,9 +343,16 @@ impl Workload for Leased {
 
     fn verify<'a>(&'a self, _: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
-            for events in &self.histories {
+            for (subject, events) in self.histories.iter().enumerate() {
                 let events = lock(events);
-                judge(linearizable(&events), &*events)?;
+                let explained = match subject == Subject::Size.number() {
+                    true => linearizable_from(0, &events, |size, kind| match *kind {
+                        RegisterOp::Read(found) => (found == *size).then_some(*size),
+                        RegisterOp::Write(end) => Some(end.max(*size)),
+                    }),
+                    false => linearizable(&events),
+                };
+                judge(explained, &*events)?;
             }
             Ok(())
         })

@@ -1,11 +1,11 @@
-//! What a call's answer says beside its results: the stamp of a change, the version that a read saw, and
-//! what is leased.
+//! What a call's answer says beside its results: the stamp of a change, the version that a read saw, the
+//! attributes of changed files, and what is leased.
 
-use dray_core::{Buf, FileId};
+use dray_core::{Attr, Buf, FileId};
 
 use super::CallInHand;
 use crate::server::execute::{self, Files};
-use crate::server::leases::{LeaseChange, LeaseGrants, LeaseSince};
+use crate::server::leases::{ChangedFiles, LeaseChange, LeaseGrants, LeaseSince};
 use crate::server::ranges::Span;
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
@@ -30,11 +30,38 @@ impl CallInHand {
         change: Option<&LeaseChange>,
         reply: &mut Reply,
     ) {
-        let export = &self.session.export;
-        let table = export.lease_table.as_ref().filter(|_| !export.recovery.running());
-        if let Some((table, holder)) = table.zip(self.session.lease_holder()) {
-            let grants = LeaseGrants::new(table, holder, since, change);
+        if let Some(grants) = self.lease_grants(since, change) {
             grants.answer(&self.session, (OpRow::of(self.head.op), row), reply);
+        }
+    }
+
+    /// None: nothing is leased to the session now.
+    fn lease_grants<'a>(
+        &'a self,
+        since: LeaseSince,
+        change: Option<&'a LeaseChange>,
+    ) -> Option<LeaseGrants<'a>> {
+        let export = &self.session.export;
+        let table = export.lease_table.as_ref().filter(|_| !export.recovery.running())?;
+        Some(LeaseGrants::new(table, self.session.lease_holder()?, since, change))
+    }
+
+    /// The attributes of what it has changed, as they are now, as far as the answer may have them. They are
+    /// looked at before others may change them.
+    pub(super) async fn changed_files(
+        &self,
+        (row, files): (&CallRow<'_>, &Files),
+        since: Option<LeaseSince>,
+        change: Option<&LeaseChange>,
+    ) -> Vec<(FileId, Attr)> {
+        let wanted = ChangedFiles::of(&self.session, (row, files), self.head.flags);
+        let grants = since.and_then(|since| self.lease_grants(since, change));
+        match wanted.zip(grants) {
+            // In a box, so that other calls are no larger.
+            Some((wanted, grants)) => {
+                Box::pin(grants.attributes_of(&self.session, &self.cx, wanted)).await
+            }
+            None => Vec::new(),
         }
     }
 

@@ -4,7 +4,7 @@
 use std::future::Future;
 use std::task::Poll;
 
-use dray_core::{Buf, Errno, Error, Op};
+use dray_core::{Attr, Buf, Errno, Error, FileId, Op};
 
 use super::{CallInHand, TypedCall};
 use crate::server::call_admission::{self, AtOnce, Grants};
@@ -33,6 +33,8 @@ pub(super) struct Executed {
     pub(super) grants: RangeGrants,
     /// When it was carried out, if its answer may be leased.
     pub(super) since: Option<LeaseSince>,
+    /// What the answer has beside its results, once it has been noted.
+    pub(super) changed_files: Vec<(FileId, Attr)>,
 }
 
 /// The grants of a change.
@@ -48,7 +50,7 @@ impl Executed {
     /// Of a call that has not been carried out.
     pub(super) fn new(again: Option<Box<Reexecution>>) -> Executed {
         let grants = RangeGrants { plan: None, again, lone: None, leases: None };
-        Executed { reply: Reply::success(()), grants, since: None }
+        Executed { reply: Reply::success(()), grants, since: None, changed_files: Vec::new() }
     }
 }
 
@@ -94,7 +96,8 @@ impl CallInHand {
         changing: Option<&PendingRightsChange<'_>>,
         outcome: &mut Executed,
     ) -> dray_core::Result<()> {
-        let Executed { reply, grants: RangeGrants { plan, again, lone, leases }, since } = outcome;
+        let Executed { reply, grants, since, changed_files } = outcome;
+        let RangeGrants { plan, again, lone, leases } = grants;
         let data_bytes = data.as_ref().map_or(0, Buf::len);
         let (_admitted, refused) = match self.admitted(call, data_bytes, again.is_some()).await {
             Ok(grants) => (grants, None),
@@ -160,7 +163,12 @@ impl CallInHand {
         let table = session.export.lease_table.as_ref();
         *since = table.zip(session.lease_holder()).map(|(table, holder)| table.since(holder));
         let data_again = again.as_ref().map(|_| data.clone().unwrap_or_default());
-        *reply = match execute::run(server, session, &self.cx, (call, state), data).await {
+        let too_early = server.options.broken().is(Sabotage::LeaseChangedFiles);
+        if too_early {
+            *changed_files = self.changed_files((row, &files), *since, leases.as_deref()).await;
+        }
+        let of_call = (call, self.head.flags, state);
+        *reply = match execute::run(server, session, &self.cx, of_call, data).await {
             Ok(reply) => reply,
             Err(error) => Reply::failure(&error),
         };
@@ -182,6 +190,9 @@ impl CallInHand {
             if unchanged || server.options.broken().is(Sabotage::SplitReads) {
                 reply.stamp(Stamp { number: version, at: Stamp::NOWHERE });
             }
+        }
+        if reply.is_success() && !too_early {
+            *changed_files = self.changed_files((row, &files), *since, leases.as_deref()).await;
         }
         if let Some(error) = refused {
             *reply = Reply::failure(&error); // of a file that is closed nevertheless
