@@ -135,7 +135,7 @@ impl Counters {
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
 
 /// The operations counted, by name.
-const OPERATIONS: [&str; 11] = [
+const OPERATIONS: [&str; 12] = [
     "lookup",
     "getattr",
     "stat_leased",
@@ -145,6 +145,7 @@ const OPERATIONS: [&str; 11] = [
     "write_1m",
     "open_close",
     "create_close",
+    "small_file_leased",
     "put_4k",
     "remove",
 ];
@@ -223,6 +224,16 @@ impl Scene {
             "create_close" => {
                 let (_, file) = fs.create(cx, root, new_name, NEW).await.map_err(context(op))?;
                 file.close(cx).await.map_err(context(op))
+            }
+            // As the kernel asks for the attributes of the directory, and a program for those of the file.
+            "small_file_leased" => {
+                let (root, data) = (leased.info().root, self.data.slice(0..4096));
+                let made = leased.create(cx, root, new_name, NEW).await;
+                let (entry, file) = made.map_err(context(op))?;
+                file.write(cx, Write::at(0), data).await.map_err(context(op))?;
+                file.close(cx).await.map_err(context(op))?;
+                leased.getattr(cx, root).await.map_err(context(op))?;
+                leased.getattr(cx, entry.id).await.map(drop).map_err(context(op))
             }
             "put_4k" => {
                 let (name, data) = (Name::new(b"put").map_err(context("name"))?, &self.data);

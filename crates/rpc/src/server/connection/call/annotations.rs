@@ -1,5 +1,5 @@
-//! What a call's answer says beside its results: the stamp of a change, the version that a read saw, the
-//! attributes of changed files, and what is leased.
+//! What a call's answer says beside its results. It is the stamp of a change, the version that a read saw,
+//! the attributes of changed files, and what is leased.
 
 use dray_core::{Attr, Buf, FileId};
 
