@@ -12,7 +12,7 @@ use dray_core::{Attr, Context, DirPage, Entry, Errno, Error, FileId, Identity, O
 
 use super::keys::AnswerKey;
 use super::recent::ChangeMoment;
-use super::{Leased, LeasedAnswers, LeasedAttributes};
+use super::{Leased, LeasedAnswers, LeasedAttributes, is_lease};
 use crate::wire::AbsentXattrs;
 
 /// Memory for details of all files, in bytes. Files whose absent attributes alone are known take
@@ -185,7 +185,8 @@ impl LeasedAnswers {
     }
 
     /// A page of a listing that was asked for then, and what it says of its files. The lease on the attributes
-    /// that it brought covers that.
+    /// that it brought covers that. So nothing is taken of a file whose attributes were not taken from it
+    /// ([`LeasedAnswers::listed`]).
     pub(crate) fn listed_absences(
         &self,
         asked: ChangeMoment,
@@ -193,7 +194,8 @@ impl LeasedAnswers {
     ) {
         let Some(leased) = self.checked() else { return };
         for ((_, entry), absent) in page.iter().zip(absent) {
-            if *absent == AbsentXattrs::UNKNOWN {
+            let is_covered = entry.attr.is_some_and(|attr| is_lease(attr.validity.attributes));
+            if *absent == AbsentXattrs::UNKNOWN || !is_covered {
                 continue;
             }
             leased.attributes.update(AnswerKey::of_attributes(entry.id), |known| {

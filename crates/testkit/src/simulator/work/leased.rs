@@ -33,8 +33,8 @@ const CHILD: &str = "child";
 /// Operations of all clients together: as many as a history may have, if all are about one thing.
 const OPERATIONS: u64 = EVENTS_MAX as u64;
 
-/// An extended attribute that is set.
-const XATTR: &[u8] = b"user.value";
+/// An extended attribute that is set and removed. Listings say of which files it is absent.
+const XATTR: &[u8] = b"security.capability";
 const PAGE_BYTES: usize = 64 << 10;
 
 /// What is changed and looked at. A name by its number, a file, or an attribute of a file. The size of the file
@@ -169,6 +169,17 @@ impl Leased {
                 let changed = client.fs.setattr(&client.cx(), id, set).await;
                 changed.map_err(client.failed("set the time"))?;
                 self.end(subject, begun, RegisterOp::Write(unique));
+                Ok(())
+            }
+            Subject::Xattr(index) if pick(2) == 0 => {
+                let (begun, id) = (self.begin(subject, 0), lock(&self.files)[index]);
+                let removed = client.fs.removexattr(&client.cx(), id, XATTR).await;
+                let kind = match removed {
+                    Ok(()) => RegisterOp::Write(0),
+                    Err(error) if error.errno() == Errno::ENODATA => RegisterOp::Read(0),
+                    Err(error) => return Err(client.failed("removexattr")(error)),
+                };
+                self.end(subject, begun, kind);
                 Ok(())
             }
             Subject::Xattr(index) => {
