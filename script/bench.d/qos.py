@@ -1,7 +1,9 @@
 """The loads of `script/bench qos`. qos.py MOUNT MOUNT; prints JSON lines.
 
 Environment: DRAY (the command), STATE (the server's state directory), SERVER (its processes), MOUNTS (those of the
-mounts), RATE_MIB, SECS, ROUNDS, PARTS (victim share idle overhead jain change; all of them). Root: users are made by setresuid of threads.
+mounts), RATE_MIB, SECS, ROUNDS, SHARED_MOUNT and SHARED_STATE (a mount of the projection `shared`, and the state
+directory of one of its servers), PARTS (victim share idle overhead jain change spread; all of them). Root: users are
+made by setresuid of threads.
 """
 
 import ctypes
@@ -168,6 +170,13 @@ def scheduled(pids):
     return [sum(column) for column in zip(*each)]
 
 
+def machine():
+    """Ticks for which the machine's CPUs were busy, and all ticks."""
+    with open("/proc/stat", encoding="utf-8") as file:
+        ticks = [int(word) for word in file.readline().split()[1:9]]
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+
+
 def cpu_s():
     return scheduled(SERVER)[0] / 1e9
 
@@ -201,47 +210,79 @@ def queued_s(uid):
 def victim(mounts, writers):
     """Of the victim's rounds: the p99, and what they waited for. A thread that is ready and has no CPU waits for one."""
     aggressor = Aggressor(mounts, writers) if writers else None
-    before = [scheduled(pids) for pids in (SERVER, MOUNTS)]
     queued = queued_s(VICTIM)
+    before, busy_before = [scheduled(pids) for pids in (SERVER, MOUNTS)], machine()
     load = Load().add(VICTIM, interactive(f"{mounts[0]}/small"), pause=0.002)
     calls = load.run(SECS)[VICTIM]
-    after = [scheduled(pids) for pids in (SERVER, MOUNTS)]
+    after, busy_after = [scheduled(pids) for pids in (SERVER, MOUNTS)], machine()
     queued = queued_s(VICTIM) - queued
     if aggressor:
         aggressor.end()
-    each_ready = [(new[1] - old[1]) / max(1, new[2] - old[2]) / 1e3 for old, new in zip(before, after)]
+    busy, ticks = (new - old for new, old in zip(busy_after, busy_before))
+    turns = [max(1, new[2] - old[2]) for old, new in zip(before, after)]
+    waits = [(new[1] - old[1]) / 1e3 / each for old, new, each in zip(before, after, turns)]
     return {
         "p99": p99(calls),
         "mean_us": sum(duration for _, duration, _ in calls) / len(calls) * 1e6,
         "queued_us": queued / len(calls) * 1e6,
         "victim_ready_us": load.ready_s / len(calls) * 1e6,
-        "server_ready_us": each_ready[0],
-        "mounts_ready_us": each_ready[1],
+        # Each time that a thread was ready; how often one is for a call of the victim only its time alone tells.
+        "server_ready_us": waits[0],
+        "mounts_ready_us": waits[1],
+        "turns": [each / len(calls) for each in turns],
+        "machine_busy": busy / max(1, ticks),
     }
 
 
-# A limit with which two CPUs have nothing to do.
-LITTLE = ("whole", "limit=20M")
+# MiB a second of the export. The headline is at RATE_MIB; lower ones leave CPU to the victim.
+LIMITS_MIB = sorted({20, 50, 100, RATE_MIB})
+
+
+def ready_us(alone, seen):
+    """How long a call of the victim waited for CPUs, on average: its own thread, its mount and its server."""
+    of_others = zip(alone["turns"], (seen["server_ready_us"], seen["mounts_ready_us"]))
+    return seen["victim_ready_us"] + sum(turns * wait for turns, wait in of_others)
+
+
+# A call that takes no longer beside others than this, by its time alone, is held up by nothing.
+LONGER_MIN = 0.05
+
+
+def bound_by(pairs):
+    """What calls waited for in most of the time that they took more beside others: (words, its part of that time).
+    By means: of single calls no kernel says how long they waited for a CPU."""
+    def more(of):
+        return statistics.median(of(alone, beside) - of(alone, alone) for alone, beside in pairs)
+    longer = more(lambda _, seen: seen["mean_us"])
+    if longer < LONGER_MIN * statistics.median(alone["mean_us"] for alone, _ in pairs):
+        return "nothing", 0.0
+    waits = {"the scheduler": more(lambda _, seen: seen["queued_us"]), "a CPU": more(ready_us)}
+    name = max(waits, key=waits.get)
+    part = min(1.0, waits[name] / longer)
+    return (name if part >= 0.5 else "something else"), part
 
 
 def part_victim(mounts):
-    """Beside an aggressor at the rate of the export, at one that needs little CPU, and without rules."""
-    arms = {"": [WHOLE, USERS], "_little_cpu": [LITTLE, USERS], "_without": []}
-    ratios, parts = {arm: [] for arm in arms}, {}
-    for _ in range(ROUNDS):
-        for arm, wanted in arms.items():
-            rules(wanted)
-            alone, beside = victim(mounts, 0), victim(mounts, 10)
-            ratios[arm].append(beside["p99"] / alone["p99"])
-            for name, seen in (("alone", alone), ("beside", beside)):
-                for key, value in seen.items():
-                    parts.setdefault((arm, name, key), []).append(value)
-    put("qos_victim_alone_p99", statistics.median(parts["", "alone", "p99"]) * 1e3, "ms")
-    for arm, all_ratios in ratios.items():
-        put(f"qos_victim_p99_ratio{arm}", statistics.median(all_ratios), "ratio")
-    for (arm, name, key), values in parts.items():
-        if key != "p99" and arm != "_without":
-            put(f"qos_victim{arm}_{name}_{key}", statistics.median(values), "us")
+    """Beside an aggressor, at several rates of the export, and without rules."""
+    arms = {f"_{limit}": [("whole", f"limit={limit}M"), USERS] for limit in LIMITS_MIB} | {"_without": []}
+    seen = {arm: [] for arm in arms}
+    for number in range(ROUNDS):
+        # In turn: what comes first finds another machine.
+        for arm in list(arms) if number % 2 else reversed(arms):
+            rules(arms[arm])
+            seen[arm].append((victim(mounts, 0), victim(mounts, 10)))
+    for arm, pairs in seen.items():
+        put(f"qos_victim_p99_ratio{arm}", statistics.median(beside["p99"] / alone["p99"] for alone, beside in pairs), "ratio")
+        for name, sides in zip(("alone", "beside"), zip(*pairs)):
+            put(f"qos_victim{arm}_{name}_p99", statistics.median(one["p99"] for one in sides) * 1e3, "ms")
+            put(f"qos_victim{arm}_{name}_machine_busy", statistics.median(one["machine_busy"] for one in sides), "part")
+            for key in ("mean_us", "queued_us", "victim_ready_us", "server_ready_us", "mounts_ready_us"):
+                put(f"qos_victim{arm}_{name}_{key}", statistics.median(one[key] for one in sides), "us")
+        name, part = bound_by(pairs)
+        put(f"qos_victim{arm}_bound", part, f"part of the longer time that was waited for {name}")
+    headline = seen[f"_{RATE_MIB}"]
+    put("qos_victim_alone_p99", statistics.median(alone["p99"] for alone, _ in headline) * 1e3, "ms")
+    put("qos_victim_p99_ratio", statistics.median(beside["p99"] / alone["p99"] for alone, beside in headline), "ratio")
 
 
 def share_error(mounts, wanted):
@@ -333,11 +374,52 @@ def part_change(mounts):
     put("qos_rule_change_ms", statistics.median(times), "ms")
 
 
+def show_all(state):
+    """What is shown of the projection's export at each of its servers."""
+    shown = subprocess.run([DRAY, "qos", "show", "--json", "--state", state], check=True, capture_output=True)
+    [export] = [one for one in json.loads(shown.stdout)["exports"] if one["name"] == "shared"]
+    return [export, *export["others"]]
+
+
+def waiting(shown):
+    return [sum(one["waiting"] for one in (server["qos"] or {"classes": []})["classes"]) for server in shown]
+
+
+def part_spread(_):
+    """From the start of `dray qos` at one server until calls that waited have gone on at all of the projection."""
+    # Each file is at one of the servers: of so many, some are at each.
+    times, mount, state = [], os.environ["SHARED_MOUNT"], os.environ["SHARED_STATE"]
+
+    def slow(limit):
+        words = [DRAY, "qos", "set", "slow", f"match.user={AGGRESSOR}", "match.export=shared", f"limit={limit}"]
+        subprocess.run([*words, "--state", state], check=True, stdout=subprocess.DEVNULL)
+
+    for _ in range(2 * ROUNDS):
+        slow("1G")
+        load = Load()
+        for number in range(16):
+            load.add(AGGRESSOR, writer(f"{mount}/spread{number}", MIB // 4))
+        time.sleep(0.5)
+        slow("16K")
+        deadline = time.monotonic() + 30
+        while min(waiting(show_all(state))) == 0 or sum(waiting(show_all(state))) < 16:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"calls do not wait at each server: {waiting(show_all(state))}")
+            time.sleep(0.1)
+        begun = time.monotonic()
+        slow("1G")
+        time.sleep(0.5)
+        load.end()
+        first = [next(at for at, *_ in noted if at > begun) for noted in load.calls[AGGRESSOR]]
+        times.append((max(first) - begun) * 1e3)
+    put("qos_rule_spread_ms", statistics.median(times), "ms")
+
+
 def main():
     mounts = sys.argv[1:]
     make(f"{mounts[0]}/small", 4096)
     make(f"{mounts[0]}/large", 2 * MIB)
-    parts = [part_victim, part_share, part_idle, part_overhead, part_jain, part_change]
+    parts = [part_victim, part_share, part_idle, part_overhead, part_jain, part_change, part_spread]
     wanted = os.environ.get("PARTS", "").split()
     for part in parts:
         if not wanted or part.__name__.removeprefix("part_") in wanted:

@@ -1,5 +1,6 @@
 # Shares of bandwidth, on real mounts of one server: what a victim has beside an aggressor with ten times its
-# load, with rules and without; how exact shares are; what rules cost.
+# load, with rules and without; how exact shares are; what rules cost; how soon a changed rule counts, at the other
+# server of a projection, too.
 #
 # The file system is a tmpfs, and the export's rule gives it a rate: then machines of any size have
 # the same question. Loads are in qos.py.
@@ -22,7 +23,36 @@ bench_qos() {
         mounts+=("$WORK/$name")
         daemons+=("$STARTED")
     done
+    serve_shared
+    mount_shared
     DRAY=$DRAY STATE=$WORK/state SERVER=$(pids_of "$SERVER") MOUNTS=$(pids_of "${daemons[@]}") \
-        RATE_MIB=$RATE_MIB SECS=$SECS ROUNDS=$ROUNDS \
+        SHARED_MOUNT=$WORK/shared SHARED_STATE=$WORK/state-shared0 RATE_MIB=$RATE_MIB SECS=$SECS ROUNDS=$ROUNDS \
         python3 script/bench.d/qos.py "${mounts[@]}" | tee "$OUT/qos.jsonl"
+}
+
+# Two servers of a projection over one directory; the ports are in $PORTS.
+serve_shared() {
+    local number port list=""
+    port=$((19500 + RANDOM % 2000))
+    PORTS=()
+    mkdir -m 777 "$STORE/shared"
+    for number in 0 1; do
+        port=$(free_port $((port + 1)))
+        PORTS+=("$port")
+        list+="${list:+, }'tcp://127.0.0.1:$port'"
+    done
+    printf "[projection.shared]\nlayout = 'cluster'\nservers = [%s]\npath = '%s'\nexport = { squash = 'none' }\n" \
+        "$list" "$STORE/shared" >"$WORK/shared.toml"
+    for number in 0 1; do
+        start "shared$number" "$DRAY" serve --projections "$WORK/shared.toml" --state "$WORK/state-shared$number" \
+            --server "tcp://127.0.0.1:${PORTS[number]}" --listen "tcp://127.0.0.1:${PORTS[number]}"
+        wait_for 10 listens "${PORTS[number]}"
+    done
+}
+
+mount_shared() {
+    mkdir -p "$WORK/shared"
+    start shared-mount "$DRAY" mount "dray://127.0.0.1:${PORTS[0]}/shared" "$WORK/shared" -o timeout=600 --foreground
+    defer "'$DRAY' umount '$WORK/shared' || unmount '$WORK/shared'"
+    wait_for 10 is_mounted "$WORK/shared"
 }

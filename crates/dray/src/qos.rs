@@ -1,5 +1,6 @@
 //! `dray qos`.
 
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -188,7 +189,7 @@ fn servers_away(answer: &Value) -> Vec<String> {
 fn top(args: &QosTopArgs) -> Result<(), Failure> {
     let mut shown = 0;
     loop {
-        if !args.json && args.count != 1 {
+        if !args.json && args.count != 1 && std::io::stdout().is_terminal() {
             output::print("\x1b[H\x1b[2J")?;
         }
         match show(args.state.as_deref(), args.json) {

@@ -4,7 +4,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::common::{Rig, wait_for};
 use dray_client::{ConnectOptions, RemoteFs, SessionMemory, connect_timeout};
@@ -22,6 +22,9 @@ const LIMIT_MIB: u64 = 40;
 const CALL_BYTES: usize = 256 << 10;
 /// Calls of each client at a time.
 const DEPTH: u64 = 8;
+/// From the start of `dray qos set` at one server until calls go on at another one.
+const SPREAD_MAX: Duration = Duration::from_millis(100);
+const FOR_EVER: Duration = Duration::from_secs(60);
 
 fn user() -> Context {
     let who =
@@ -64,17 +67,22 @@ async fn rates(of: &[Arc<AtomicU64>; 2], time: Duration) -> [f64; 2] {
     [0, 1].map(|one| (after[one] - before[one]) as f64 / f64::from(1 << 20) / time.as_secs_f64())
 }
 
-/// A projection over the export of the first of these; the definition, and the file that each has.
-fn define(one: &Rig, other: &Rig) -> String {
-    let socket = |rig: &Rig| format!("'unix://{}'", rig.path("socket").display());
-    let (servers, path) = ([socket(one), socket(other)].join(", "), one.path("export"));
+fn definition_of(name: &str, rigs: &[&Rig]) -> String {
+    let socket = |rig: &&Rig| format!("'unix://{}'", rig.path("socket").display());
+    let servers: Vec<String> = rigs.iter().map(socket).collect();
+    let (servers, path) = (servers.join(", "), rigs[0].path("export"));
     fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
-    let text = format!(
-        "[projection.scratch]\nlayout = 'cluster'\nservers = [{servers}]\npath = '{}'\n\
+    format!(
+        "[projection.{name}]\nlayout = 'cluster'\nservers = [{servers}]\npath = '{}'\n\
          export = {{ squash = 'none' }}\n",
         path.display()
-    );
-    [one, other].iter().for_each(|rig| fs::write(rig.path("projections.toml"), &text).unwrap());
+    )
+}
+
+/// A projection over the export of the first of these; the definition, and the file that each has.
+fn define(rigs: &[&Rig]) -> String {
+    let text = definition_of("scratch", rigs);
+    rigs.iter().for_each(|rig| fs::write(rig.path("projections.toml"), &text).unwrap());
     text
 }
 
@@ -91,7 +99,7 @@ fn two_servers_of_a_projection_keep_one_limit() {
         return;
     }
     let (mut one, mut other) = (Rig::new(), Rig::new());
-    let text = define(&one, &other);
+    let text = define(&[&one, &other]);
     let definition = parse_definitions(&text).unwrap().remove(0).fingerprint();
     for rig in [&mut one, &mut other] {
         serve(rig);
@@ -142,7 +150,7 @@ fn a_rule_reaches_all_servers_and_those_that_were_away_when_they_are_back() {
         return;
     }
     let (mut one, mut other) = (Rig::new(), Rig::new());
-    define(&one, &other);
+    define(&[&one, &other]);
     [&mut one, &mut other].into_iter().for_each(serve);
     let set = |rig: &Rig, name: &str, user: &str| {
         let user = format!("match.user={user}");
@@ -170,4 +178,61 @@ fn a_rule_reaches_all_servers_and_those_that_were_away_when_they_are_back() {
         removed.status.success() || has_rules(&shown(&other)[0], &["b"])
     });
     wait_for("its effect", || has_rules(&shown(&one)[0], &["b"]));
+}
+
+/// One rule of the user, set at a server; the command goes on meanwhile.
+fn begin_to_set(rig: &mut Rig, limit: &str) {
+    let (user, limit) = (format!("match.user={USER}"), format!("limit={limit}"));
+    rig.start_command(&["qos", "set", "capped", &user, &limit]);
+}
+
+/// How long until calls that a limit holds up at the other server have gone on.
+async fn spread(one: &mut Rig, done: &AtomicU64) -> Duration {
+    // Each call is many seconds of that limit: soon all of them wait.
+    begin_to_set(one, "1K");
+    let mut seen = None;
+    while seen.replace(done.load(Ordering::SeqCst)) != Some(done.load(Ordering::SeqCst)) {
+        sleep(Duration::from_millis(500)).await;
+    }
+    let (begun, held_at) = (Instant::now(), seen.unwrap());
+    begin_to_set(one, "4G");
+    while done.load(Ordering::SeqCst) == held_at {
+        assert!(begun.elapsed() < FOR_EVER, "the rule has not reached the other server");
+        sleep(Duration::from_millis(1)).await;
+    }
+    begun.elapsed()
+}
+
+/// A third server that takes connections, and answers nothing, is no reason for the others to wait.
+// proves: P253
+#[test]
+fn a_rule_acts_at_another_server_at_once_though_a_third_one_hangs() {
+    if crate::common::skipped() {
+        return;
+    }
+    let (mut one, mut other, mut third) = (Rig::new(), Rig::new(), Rig::new());
+    let text = define(&[&one, &other, &third]);
+    let definition = parse_definitions(&text).unwrap().remove(0).fingerprint();
+    // Another projection of the third server, which rules are for as well.
+    let both = definition_of("aside", &[&one, &third]) + &text;
+    [&one, &third].iter().for_each(|rig| fs::write(rig.path("projections.toml"), &both).unwrap());
+    [&mut one, &mut other, &mut third].into_iter().for_each(serve);
+    wait_for("the other servers", || {
+        one.run(&["qos", "set", "capped", "match.user=1", "weight=2"]).status.success()
+    });
+    third.server().signal(libc::SIGSTOP);
+    Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+        let (client, scope) = (connect(&other, definition).await, Scope::new());
+        let done = writes(&client, "a", &scope).await;
+        let mut times = Vec::new();
+        // The machine may be slow at one time. The code is not slow each time.
+        while times.iter().all(|time| *time > SPREAD_MAX) {
+            assert!(times.len() < 20, "a rule needs that long to reach another server: {times:?}");
+            times.push(spread(&mut one, &done).await);
+        }
+        scope.kill();
+        client.session().goodbye();
+        sleep(Duration::from_millis(100)).await; // the goodbye is sent
+    });
+    third.server().signal(libc::SIGCONT);
 }

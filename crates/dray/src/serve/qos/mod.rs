@@ -13,6 +13,8 @@ mod shown;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use dray_core::Fut;
+use dray_rt::join_all;
 use serde_json::{Map, Value, json};
 use toml::Table;
 
@@ -96,9 +98,14 @@ impl QosControl {
     async fn pass_on(&self, name: &str, exports: &[usize]) -> Value {
         self.exchanges.rules_changed();
         let mut others = Vec::new();
-        for export in exports {
-            for (server, answer) in self.exchanges.pass_rules_on(*export).await {
-                let projection = &self.book.exports()[*export].name;
+        // All at the same time: a server that hangs is no reason for those of another projection to wait.
+        let pass_on = |export: &usize| -> Fut<'static, _> {
+            let (exchanges, export) = (self.exchanges.clone(), *export);
+            Box::pin(async move { (export, exchanges.pass_rules_on(export).await) })
+        };
+        for (export, answers) in join_all(exports.iter().map(pass_on).collect()).await {
+            for (server, answer) in answers {
+                let projection = &self.book.exports()[export].name;
                 let mut said = json!({ "server": server, "export": projection });
                 match answer {
                     OtherAnswer::Said(refused) => {
