@@ -85,8 +85,8 @@ impl CallAdmission for Observers {
         true // there is none where no observer admits
     }
 
-    fn admit_at_once(&self, _: &Context, _: &ObservedCall<'_>) -> Option<Grant> {
-        None
+    fn admit_at_once(&self, cx: &Context, call: &ObservedCall<'_>) -> Option<Grant> {
+        self.admitting.iter().all(|one| one.lets_pass(cx, call)).then_some(Grant::NONE)
     }
 
     fn admit<'a>(&'a self, cx: &'a Context, call: &'a ObservedCall<'a>) -> GrantedAdmit<'a> {

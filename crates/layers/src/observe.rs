@@ -44,6 +44,12 @@ pub trait Observer: Send + Sync + 'static {
     /// costs an allocation. [`Observer::done`] sees a call that is refused, too.
     fn admit<'a>(&'a self, cx: &'a Context, call: &'a ObservedCall<'a>) -> Admit<'a>;
 
+    /// Whether a call may begin now. The answer counts nothing, and the observer may be asked again. False:
+    /// [`Observer::admit`] decides, which costs the call a future at its server.
+    fn lets_pass(&self, _: &Context, _: &ObservedCall<'_>) -> bool {
+        false
+    }
+
     /// Whether the observer wants to know at a close what was moved through the open file. It is then notified
     /// of the end of files that are never closed, too. Asked once.
     fn counts_opens(&self) -> bool {

@@ -465,8 +465,9 @@ impl CallAdmission for QosGate {
     }
 
     fn admit_at_once(&self, cx: &Context, call: &ObservedCall<'_>) -> Option<Grant> {
-        if self.first.is_some() {
-            return None;
+        if let Some(first) = &self.first {
+            let granted = first.admit_at_once(cx, call)?;
+            assert_eq!(granted, Grant::NONE, "a call has one grant, and that is of the shares");
         }
         if !self.gate.is_on.load(SeqCst) {
             return Some(Grant::NONE);
