@@ -85,6 +85,8 @@ pub enum Counted {
     /// The request counts with its number, its duration and its bytes.
     #[default]
     Whole,
+    /// The request counts if it succeeds. One that fails will be made again, and counts then.
+    IfDone,
     /// Only the bytes count: this is the rest of a request that was counted with its first part.
     Bytes,
     /// Nothing counts: no client asked for the request.
@@ -228,6 +230,15 @@ impl Context {
     /// The same for a call that a server makes by itself, on the way to what was asked of it.
     pub fn uncounted(&self) -> Context {
         Context { counted: Counted::Nothing, ..self.clone() }
+    }
+
+    /// The same for a call that the server tries ahead of a client's own, which follows if this one fails.
+    pub fn counted_if_done(&self) -> Context {
+        let counted = match self.counted {
+            Counted::Whole => Counted::IfDone,
+            other @ (Counted::IfDone | Counted::Bytes | Counted::Nothing) => other,
+        };
+        Context { counted, ..self.clone() }
     }
 
     /// `EINTR` once the caller has been asked to give up.

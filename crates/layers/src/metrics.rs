@@ -138,7 +138,7 @@ impl Observer for Metrics {
     fn done(&self, cx: &Context, call: &ObservedCall<'_>, outcome: Outcome<'_>, elapsed: Duration) {
         let counters = match cx.counted {
             Counted::Nothing => return,
-            Counted::Whole | Counted::Bytes => self.counters(call.op),
+            Counted::Whole | Counted::IfDone | Counted::Bytes => self.counters(call.op),
         };
         if cx.counted == Counted::Bytes {
             counters.bytes.fetch_add(outcome.bytes, Ordering::Relaxed);

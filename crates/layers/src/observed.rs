@@ -5,9 +5,9 @@ mod file;
 use std::sync::Arc;
 
 use dray_core::{
-    Access, Admit, Attr, Buf, CallDetail, Context, CreateHow, Entry, FileId, FileSystem, FsInfo,
-    Fut, Make, MakeKind, Name, ObservedCall, Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result,
-    SetAttr, Statfs, Timestamp, Uid, XattrSet,
+    Access, Admit, Attr, Buf, CallDetail, Context, Counted, CreateHow, Entry, FileId, FileSystem,
+    FsInfo, Fut, Make, MakeKind, Name, ObservedCall, Op, OpenFile, OpenHow, RemoveKind, RenameHow,
+    Result, SetAttr, Statfs, Timestamp, Uid, XattrSet,
 };
 
 use crate::observe::{Observer, Outcome};
@@ -98,6 +98,9 @@ async fn observe<O: Observer, T>(
         Ok(()) => work.await,
         Err(error) => Err(error.during(call.op)),
     };
+    if result.is_err() && cx.counted == Counted::IfDone {
+        return result;
+    }
     let outcome = match &result {
         Ok(value) => outcome_of(value),
         Err(error) => Outcome { error: Some(error), ..Outcome::default() },

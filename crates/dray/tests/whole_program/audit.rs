@@ -64,8 +64,10 @@ fn what_users_do_and_what_they_are_refused_is_recorded() {
     fs::create_dir(at.join("closed")).unwrap();
     fs::write(at.join("closed/secret"), "x").unwrap();
     fs::set_permissions(at.join("closed/secret"), fs::Permissions::from_mode(0o600)).unwrap();
+    fs::write(at.join("closed/listed"), "x").unwrap();
+    fs::set_permissions(at.join("closed/listed"), fs::Permissions::from_mode(0o600)).unwrap();
     let script = "cd $0 && echo 12345 >open/mine && cat open/mine && mv open/mine open/other && ln -s x open/link; \
-                  cat closed/secret; rm -f closed/secret; chmod 777 closed";
+                  cat closed/secret; ls -l closed; rm -f closed/secret; chmod 777 closed";
     rig.run_as(1234, &[], "sh", &["-c", script, at.to_str().unwrap()]);
     let all = all_with(&rig, &at, "marker");
     let one = |kind: &str, path: &str| {
@@ -80,6 +82,7 @@ fn what_users_do_and_what_they_are_refused_is_recorded() {
     assert!(made["id"].is_string() && made["parent"].is_string() && made["node"].is_string());
     let closes = of(&all, "close", "/open/mine");
     assert!(closes.iter().any(|one| one["written_bytes"] == 6 && one["writes"] == 1), "{closes:?}");
+    assert!(closes.iter().all(|one| one["uid"] == 1234), "a kernel closes as root: {closes:?}");
     let moved = one("rename", "/open/mine");
     assert_eq!((&moved["to_path"], &moved["uid"]), (&"/open/other".into(), &1234.into()));
     assert_eq!(one("symlink", "/open/link")["uid"], 1234);
@@ -87,7 +90,9 @@ fn what_users_do_and_what_they_are_refused_is_recorded() {
     let is_refused = |kind: &str, path: &str| {
         denied.iter().any(|one| one["kind"] == kind && one["path"] == path && one["uid"] == 1234)
     };
-    assert!(is_refused("open", "/closed/secret"), "{denied:#?}");
+    let refused_opens = of(&all, "open", "/closed/secret").len();
+    assert!(is_refused("open", "/closed/secret") && refused_opens == 1, "{denied:#?}");
+    assert!(!is_refused("open", "/closed/listed"), "nobody has tried to open it: {denied:#?}");
     assert!(
         is_refused("unlink", "/closed/secret") && is_refused("chmod", "/closed"),
         "{denied:#?}"
@@ -135,7 +140,11 @@ fn every_acknowledged_change_has_its_record_however_often_the_server_is_killed()
     let rounds = load.end();
     assert!(rounds.iter().all(|rounds| *rounds > 0));
     let all = all_with(&rig, &at, "marker");
-    followed.extend(records(&rig, &["follow", "data", "--name", "reader", "--once"]));
+    // A close may arrive after the marker, since nobody waits for it.
+    common::wait_for("the end of the log", || {
+        followed.extend(records(&rig, &["follow", "data", "--name", "reader", "--once"]));
+        records(&rig, &["stat", "data"])[0]["lag"] == 0
+    });
     let mut recorded: BTreeMap<String, usize> = BTreeMap::new();
     for one in all.iter().filter(|one| one["result"] == "ok") {
         let (kind, name) =
@@ -148,9 +157,9 @@ fn every_acknowledged_change_has_its_record_however_often_the_server_is_killed()
     assert!(all.iter().all(|one| one["kind"] != "gap"), "nothing is missing");
     let index = |one: &Value| one["index"].as_u64().unwrap();
     assert!(all.iter().map(index).eq(1..=all.len() as u64));
-    assert!(followed.iter().map(index).eq(1..=all.len() as u64), "each once, in order");
+    assert!(followed.iter().map(index).eq(1..=followed.len() as u64), "each once, in order");
+    assert!(followed.len() >= all.len());
     audit(&rig, &["verify", "data"]);
-    assert_eq!(records(&rig, &["stat", "data"])[0]["lag"], 0);
 }
 
 fn serve_configured(rig: &mut Rig, config: &Path) {

@@ -217,7 +217,11 @@ impl Audit {
     fn observe(&self, cx: &Context, call: &ObservedCall<'_>, outcome: Outcome<'_>, repeated: bool) {
         let denied = outcome.error.is_some_and(|error| is_denied(error.errno()));
         let kind = AuditKind::of(call);
-        if cx.counted != Counted::Whole || !(denied || self.kinds.has(kind)) {
+        let counts = match cx.counted {
+            Counted::Whole | Counted::IfDone => true,
+            Counted::Bytes | Counted::Nothing => false,
+        };
+        if !counts || !(denied || self.kinds.has(kind)) {
             return;
         }
         let time_us = dray_rt::wall_clock().as_micros() as u64;

@@ -84,15 +84,18 @@ async fn work(fs: &dyn FileSystem) {
     file.write(&cx, Write::at(0), Buf::from(vec![1; 100])).await.unwrap();
     file.write(&cx, Write::at(100), Buf::from(vec![1; 50])).await.unwrap();
     file.read(&cx, 0, BufMut::heap(4096)).await.map_err(|(error, _)| error).unwrap();
-    file.close(&cx).await.unwrap();
+    file.close(&caller(0)).await.unwrap(); // a kernel closes as root
     let set = SetAttr { mode: Some(0o640), ..SetAttr::default() };
     fs.setattr(&cx, entry.id, set).await.unwrap();
     fs.setxattr(&cx, entry.id, b"user.a", b"1", XattrSet::Any).await.unwrap();
     fs.rename(&cx, (dir, name("f")), (root, name("g")), RenameHow::Replace).await.unwrap();
     fs.link(&cx, entry.id, dir, name("h")).await.unwrap();
     let other = caller(2000);
-    let denied = fs.open(&other, entry.id, OpenHow::READ_WRITE).await.err().unwrap();
-    assert_eq!(denied.errno(), Errno::EACCES);
+    // What is tried ahead of an open is denied when it is opened.
+    for other in [other.counted_if_done(), other] {
+        let denied = fs.open(&other, entry.id, OpenHow::READ_WRITE).await.err().unwrap();
+        assert_eq!(denied.errno(), Errno::EACCES);
+    }
     fs.remove(&cx, root, name("g"), RemoveKind::File).await.unwrap();
     drop(fs.open(&cx, entry.id, OpenHow::READ).await.unwrap()); // its client goes
 }
@@ -133,6 +136,7 @@ fn every_change_open_close_and_denied_access_has_its_record() {
         (user.uid, user.gid, &user.groups[..], &*user.job),
         (1000, 1001, &[7, 8][..], "4711")
     );
+    assert!(all.iter().filter(|one| one.kind == AuditKind::Close).all(|one| one.user == *user));
     assert_eq!((client.node, client.session), (NodeId(99), SessionId(3)));
     assert_eq!(client.peer, AuditPeer::Ip("10.0.0.7".parse().unwrap()));
     assert_eq!((all[8].user.uid, all[8].open_flags), (2000, Some(libc::O_RDWR as u32)));

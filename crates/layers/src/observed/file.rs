@@ -25,7 +25,7 @@ pub(super) struct ObservedFile<O: Observer> {
 /// An open file from its opening to its end.
 pub(super) struct OpenedFile {
     totals: OpenTotals,
-    /// Who opened it, for a close that nobody asks for.
+    /// Who opened it, and closes it: a kernel does not say who did, and of some closes nobody did.
     who: Arc<Identity>,
     node: NodeId,
     via: Option<Via>,
@@ -41,13 +41,13 @@ impl OpenedFile {
 
     fn moved(&self, cx: &Context, op: Op, bytes: u64) {
         match cx.counted {
-            Counted::Whole => self.totals.count(op, bytes, true),
+            Counted::Whole | Counted::IfDone => self.totals.count(op, bytes, true),
             Counted::Bytes => self.totals.count(op, bytes, false),
             Counted::Nothing => {}
         }
     }
 
-    /// A context of who opened it, for a close by the server.
+    /// A context of who opened it, for its close.
     fn context(&self) -> Context {
         let mut cx = Context { who: self.who.clone(), via: self.via, ..Context::system() };
         cx.origin.node = self.node;
@@ -225,8 +225,8 @@ impl<O: Observer> OpenFile for ObservedFile<O> {
             // Closed by its client, or by the server when the session ended: it is observed once.
             opened.closed.store(true, Ordering::Relaxed);
             let call = self.call(Op::Close).with(CallDetail::Closed(&opened.totals));
-            let by_server = cx.counted == Counted::Nothing && opened.via.is_some();
-            let own = by_server.then(|| opened.context());
+            // Of a file that the server has opened for itself, nothing is observed.
+            let own = opened.via.is_some().then(|| opened.context());
             let begin = dray_rt::now();
             let result = match admitted(&*self.observer, cx, &call).await {
                 Ok(()) => self.inner.close(cx).await,
