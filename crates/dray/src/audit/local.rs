@@ -106,9 +106,12 @@ impl Reading {
                 if filter.wants(&record) {
                     pending.push_back(record);
                 }
-            })?;
-            if !more {
-                return Ok(false);
+            });
+            match more {
+                Ok(true) => {}
+                // What was read before has its turn first. The error is there again then.
+                Err(_) if !pending.is_empty() => return Ok(true),
+                Ok(false) | Err(_) => return more,
             }
         }
     }

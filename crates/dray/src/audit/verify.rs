@@ -35,7 +35,7 @@ pub fn run(args: &VerifyArgs) -> Result<(), Failure> {
         output::print_json(&json!({
             "segments": found.segments, "records": found.records, "bytes": found.bytes,
             "first_index": found.first_index, "next_index": found.next_index, "anchor": anchor,
-            "ends_torn": found.ends_torn, "problems": found.problems, "seconds": seconds,
+            "ends_torn": found.ends_torn, "lost": found.lost, "problems": found.problems, "seconds": seconds,
         }))?;
     } else {
         output::print_line(format_args!(
@@ -44,6 +44,12 @@ pub fn run(args: &VerifyArgs) -> Result<(), Failure> {
         ))?;
         if found.first_index > 1 {
             output::print_line("older records have been removed")?;
+        }
+        if found.lost > 0 {
+            let lost = found.lost;
+            output::print_line(format_args!(
+                "{lost} records were lost at its end: gap records say when"
+            ))?;
         }
         for problem in &found.problems {
             output::print_line(format_args!("wrong: {problem}"))?;

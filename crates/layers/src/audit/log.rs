@@ -51,6 +51,29 @@ pub(super) struct LogEnd {
     pub(super) ring_end: u64,
     /// What was cut off, in words.
     pub(super) torn: Option<String>,
+    /// Records that were in the log, or seen by a consumer, and are gone.
+    pub(super) lost: u64,
+}
+
+/// No log has so many records. A number beyond is no number of a record.
+const INDEX_MAX: u64 = 1 << 62;
+
+impl LogEnd {
+    /// Leaves out the numbers of records that are gone: they were given, and consumers that have seen them ask
+    /// for what is behind. `ring_first`: the first record that the ring has, or will have. `seen`: the records
+    /// before this one have been seen by a consumer.
+    pub(super) fn leave_out_lost(&mut self, ring_first: u64, seen: u64) {
+        // A log that knows nothing of the ring's numbers has lost none of them.
+        let from_ring = match self.ring_end {
+            0 => 0,
+            end => ring_first.saturating_sub(end),
+        };
+        let known = [self.next_index.saturating_add(from_ring), seen].into_iter();
+        let next = known.filter(|next| *next < INDEX_MAX).max().unwrap_or(0).max(self.next_index);
+        self.lost = next - self.next_index;
+        self.next_index = next;
+        self.ring_end += from_ring;
+    }
 }
 
 /// Finds the end of the log in these directories. What is torn there is cut off and kept beside it.
@@ -88,10 +111,10 @@ pub(super) fn find_end(dirs: &[PathBuf]) -> io::Result<LogEnd> {
             (end, _) => end,
         };
         let (log, next_index, chain) = (reader.header.log, reader.next_index, reader.chain);
-        return Ok(LogEnd { log, next_index, chain, ring_end, torn });
+        return Ok(LogEnd { log, next_index, chain, ring_end, torn, lost: 0 });
     }
     let log = u128::from(dray_rt::random_u64()) << 64 | u128::from(dray_rt::random_u64());
-    Ok(LogEnd { log, next_index: 1, chain: [0; HASH_BYTES], ring_end: 0, torn })
+    Ok(LogEnd { log, next_index: 1, chain: [0; HASH_BYTES], ring_end: 0, torn, lost: 0 })
 }
 
 fn ring_end_of(path: &Path) -> u64 {
@@ -194,7 +217,7 @@ impl LogReader {
                 // More may have been written to this one before the next one was made.
                 let is_read = matches!(SegmentFile::len_now(&segment), Some(len) if len <= before);
                 match go_on && (is_read || !segment.path.exists()) {
-                    true => self.enter_behind(&segment, reader.next_index, each),
+                    true => self.enter_behind(&segment, &reader, each),
                     false => {
                         self.current = Some((segment, reader));
                         Ok(go_on && !is_read)
@@ -222,15 +245,15 @@ impl LogReader {
     fn enter_behind(
         &mut self,
         segment: &SegmentFile,
-        next_index: u64,
+        reader: &SegmentReader,
         each: &mut dyn FnMut(AuditRecord),
     ) -> Result<bool, LogError> {
         let all = segments(&self.dirs)?;
         let next = all.into_iter().find(|one| one.first_index > segment.first_index);
         let Some(next) = next else { return Ok(false) };
-        if next.first_index > next_index.max(self.next) {
-            let missing = next.first_index - next_index.max(self.next);
-            self.say(missing, "a segment is missing", each);
+        let known = reader.next_index.max(self.next);
+        if next.first_index > known && !next.is_behind(reader) {
+            self.say(next.first_index - known, "a segment is missing", each);
         }
         self.next = self.next.max(next.first_index);
         self.open(next, each)
@@ -278,6 +301,11 @@ impl LogReader {
 }
 
 impl SegmentFile {
+    /// Whether its writer found this end of the log. A gap record in it counts what was lost there.
+    fn is_behind(&self, end: &SegmentReader) -> bool {
+        SegmentReader::open(&self.path).is_ok_and(|next| next.header.before == end.chain)
+    }
+
     fn len_now(&self) -> Option<u64> {
         fs::metadata(&self.path).ok().map(|meta| meta.len())
     }
@@ -298,6 +326,8 @@ pub struct Verified {
     pub next_index: u64,
     /// The hash of all, to be kept elsewhere and compared later.
     pub hash: Hash,
+    /// Records that were lost at the end of the log, as by a loss of power. A gap record has each.
+    pub lost: u64,
     /// The last segment ends within a batch: it is being written, or its server was killed.
     pub ends_torn: bool,
     /// What is wrong: cut, changed, exchanged or removed.
@@ -330,7 +360,11 @@ pub fn verify(
         match before {
             None => found.first_index = header.first_index,
             Some((next, hash, log)) => {
-                if header.first_index != next || header.before != hash || header.log != log {
+                let follows = header.before == hash && header.log == log;
+                // Its writer has left out the numbers of records that it did not find.
+                if follows && header.first_index >= next {
+                    found.lost += header.first_index - next;
+                } else {
                     found.problems.push(format!(
                         "{shown}: it does not follow the segment before it, which ends before record {next}"
                     ));

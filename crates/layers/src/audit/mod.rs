@@ -118,6 +118,16 @@ pub struct AuditOptions {
     pub segment_bytes: u64,
 }
 
+/// Consumers of this log have seen the records before this one.
+fn seen_by_consumers(options: &AuditOptions, log: u128) -> u64 {
+    let all = Consumers::of(&options.dir).all().unwrap_or_else(|error| {
+        ::log::warn!("audit of export `{}`: its consumers cannot be read: {error}", options.export);
+        Vec::new()
+    });
+    let ours = all.iter().filter(|one| one.log.is_empty() || one.log == format!("{log:032x}"));
+    ours.map(|one| one.bookmark).max().unwrap_or(0)
+}
+
 /// The audit of an export.
 pub struct Audit {
     kinds: KindSet,
@@ -137,8 +147,9 @@ impl Audit {
         let (ring, end) = loop {
             match RecordRing::open(&path, RING_BYTES, 0) {
                 Ok(ring) => {
-                    let end = log::find_end(&dirs_of(&options))?;
+                    let mut end = log::find_end(&dirs_of(&options))?;
                     ring.at_least(end.ring_end);
+                    end.leave_out_lost(ring.first(), seen_by_consumers(&options, end.log));
                     break (ring, end);
                 }
                 // The one before is about to end.
@@ -155,7 +166,8 @@ impl Audit {
         let audit = Audit { kinds: options.kinds, full: options.full, shared: shared.clone() };
         let torn = end.torn.clone().filter(|torn| {
             // A kill within write(2) leaves a part of a batch, whose records are in the ring still.
-            let is_whole = shared.ring.oldest().is_some_and(|oldest| oldest <= end.ring_end);
+            let oldest = shared.ring.oldest();
+            let is_whole = end.lost == 0 && oldest.is_some_and(|oldest| oldest <= end.ring_end);
             if is_whole {
                 let export = &options.export;
                 ::log::warn!(
@@ -164,8 +176,10 @@ impl Audit {
             }
             !is_whole
         });
+        let why = torn.or((end.lost > 0).then(|| "the end of the log is gone".to_owned()));
+        let lost = why.map(|why| (end.lost, why));
         let writer = Writer::new(options, shared, find_path, end);
-        std::thread::Builder::new().name("dray-audit".into()).spawn(move || writer.run(torn))?;
+        std::thread::Builder::new().name("dray-audit".into()).spawn(move || writer.run(lost))?;
         Ok(Arc::new(audit))
     }
 
@@ -258,6 +272,12 @@ impl Observer for Audit {
         }))
     }
 
+    fn lets_pass(&self, _: &Context, call: &ObservedCall<'_>) -> bool {
+        matches!(call.op, Op::Read | Op::Write)
+            || !self.is_held()
+            || !self.kinds.has(AuditKind::of(call))
+    }
+
     fn counts_opens(&self) -> bool {
         self.kinds.has(AuditKind::Close)
     }
@@ -270,9 +290,3 @@ impl Observer for Audit {
         self.observe(cx, call, outcome, false);
     }
 }
-    fn lets_pass(&self, _: &Context, call: &ObservedCall<'_>) -> bool {
-        matches!(call.op, Op::Read | Op::Write)
-            || !self.is_held()
-            || !self.kinds.has(AuditKind::of(call))
-    }
-

@@ -9,6 +9,7 @@
 //!                                   4  4  check of number and bytes
 //! 64   8  head: read up to here     8  8  its number in the ring
 //! 128  8  tail: written up to here  16    bytes
+//! 136  8  number of the next record; 0: a former version has written none
 //! ```
 //! Head and tail only grow; a place is what is left of them modulo the size.
 
@@ -27,6 +28,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"drayrng\x01");
 const HEADER_BYTES: usize = 4096;
 const HEAD_AT: usize = 64;
 const TAIL_AT: usize = 128;
+const NEXT_AT: usize = 136;
 const RECORD_BYTES: usize = 16;
 const PAD: u32 = u32::MAX;
 
@@ -103,7 +105,8 @@ impl RecordRing {
             && head.is_multiple_of(8);
         let mut end = WriteEnd { tail: 0, next };
         if is_sound {
-            (end.tail, end.next) = (head, next);
+            let noted = self.map.word(NEXT_AT).load(Ordering::Acquire);
+            (end.tail, end.next) = (head, next.max(noted));
             while end.tail < tail {
                 let Some((record, behind)) = self.whole(end.tail, tail) else { break };
                 if let Some(record) = record {
@@ -115,6 +118,7 @@ impl RecordRing {
             self.head().store(0, Ordering::Release);
         }
         self.tail().store(end.tail, Ordering::Release);
+        self.map.word(NEXT_AT).store(end.next, Ordering::Release);
         self.map.word(8).store(self.size as u64, Ordering::Release);
         self.map.word(0).store(MAGIC, Ordering::Release);
         *self.write.lock().unwrap_or_else(PoisonError::into_inner) = end;
@@ -130,6 +134,12 @@ impl RecordRing {
             }
         }
         None
+    }
+
+    /// The number of the first record that is in it, or of the next one.
+    pub(super) fn first(&self) -> u64 {
+        let next = self.write.lock().unwrap_or_else(PoisonError::into_inner).next;
+        self.oldest().unwrap_or(next)
     }
 
     /// No record from now on has a smaller number.
@@ -180,6 +190,8 @@ impl RecordRing {
         self.map.write(at + RECORD_BYTES, bytes);
         (end.tail, end.next) = (behind, end.next + 1);
         self.tail().store(behind, Ordering::Release);
+        // Not before: a number that no record has would count as one that is lost.
+        self.map.word(NEXT_AT).store(end.next, Ordering::Release);
         true
     }
 

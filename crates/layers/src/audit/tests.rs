@@ -314,6 +314,49 @@ fn every_torn_end_is_cut_off_and_named_and_the_log_goes_on() {
     assert_eq!(problems(dir.path()), [""; 0]);
 }
 
+/// A consumer that had seen records which are gone got none of those that were given their numbers.
+// proves: P254
+#[test]
+fn numbers_of_records_that_are_lost_are_not_given_again() {
+    let dir = tempfile::tempdir().unwrap();
+    made(dir.path());
+    // The log ends before record 51, and not within a batch: nothing shows that there was more.
+    let last = segments(&[dir.path().to_owned()]).unwrap().pop().unwrap();
+    let mut reader = SegmentReader::open(&last.path).unwrap();
+    reader.step().unwrap();
+    let file = OpenOptions::new().write(true).open(&last.path).unwrap();
+    file.set_len(reader.at_bytes()).unwrap();
+    consumer(dir.path(), 55);
+    let begin = || Audit::open(options(dir.path()), no_paths()).unwrap();
+    assert!(begin().finish(ENOUGH));
+    let all = all_of(&[dir.path()]);
+    let indexes: Vec<u64> = all.iter().map(|record| record.index).collect();
+    assert_eq!(indexes, (1..=50).chain([55, 56]).collect::<Vec<_>>());
+    assert_eq!((all[50].kind, all[51].gap.as_ref().unwrap().records), (AuditKind::Start, 4));
+    // What no consumer has seen, the ring has counted.
+    let audit = begin();
+    (0..10).for_each(|number| unlink(&audit, number));
+    wait_until(|| audit.status().records == 11);
+    (0..7).for_each(|number| unlink(&audit, number));
+    assert!(audit.finish(ENOUGH));
+    let last = segments(&[dir.path().to_owned()]).unwrap().pop().unwrap();
+    let (mut reader, mut lost) = (SegmentReader::open(&last.path).unwrap(), 0);
+    while let ReadStep::Batch(batch) = reader.step().unwrap() {
+        lost = u64::from(batch.count);
+    }
+    let file = OpenOptions::new().write(true).open(&last.path).unwrap();
+    file.set_len(last.bytes - 1).unwrap();
+    drop(audit);
+    let audit = begin();
+    unlink(&audit, 0);
+    assert!(audit.finish(ENOUGH));
+    let all = all_of(&[dir.path()]);
+    let gaps: Vec<u64> = all.iter().filter_map(|one| Some(one.gap.as_ref()?.records)).collect();
+    assert_eq!((gaps, all.last().unwrap().index), (vec![4, lost], 57 + 11 + 7 + 2));
+    let found = verify(&[dir.path().to_owned()], None, |_| {}).unwrap();
+    assert_eq!((found.lost, found.problems), (4 + lost, vec![]));
+}
+
 #[test]
 fn a_broken_segment_is_left_out_by_readers_and_a_record_says_so() {
     let dir = tempfile::tempdir().unwrap();

@@ -91,13 +91,14 @@ impl Writer {
         }
     }
 
-    /// Until it is to end. `torn`: what was cut off at the start, in words.
-    pub(super) fn run(mut self, torn: Option<String>) {
+    /// Until it is to end. `lost`: how many records the end of the log has lost, and how.
+    pub(super) fn run(mut self, lost: Option<(u64, String)>) {
         let now_us = wall_clock_us();
         let mut first = vec![AuditRecord::new(AuditKind::Start, now_us)];
-        if let Some(torn) = torn {
-            log::error!("audit of export `{}`: {torn}", self.options.export);
-            first.push(AuditRecord::gap(now_us, 0, &torn));
+        if let Some((records, why)) = lost {
+            let export = &self.options.export;
+            log::error!("audit of export `{export}`: {why}; {records} records are lost");
+            first.push(AuditRecord::gap(now_us, records, &why));
         }
         let first = first.into_iter().map(|record| self.own(record)).collect();
         self.write_at_last(first);

@@ -160,7 +160,12 @@ impl SinkTask {
                         records.push(record);
                     }
                 });
-                more = found.map_err(|error| io::Error::other(error.to_string()))?;
+                match found {
+                    Ok(has_more) => more = has_more,
+                    // What was read before has its turn first. The error is there again then.
+                    Err(_) if !records.is_empty() => break,
+                    Err(error) => return Err(io::Error::other(error.to_string())),
+                }
             }
             if !records.is_empty() {
                 sink.send(&records)?;
