@@ -28,7 +28,9 @@ impl Policy {
     /// Whether what is known of a file leaves it possible that it matches.
     fn may_match(&self, path: &[u8], file: &KnownFile, now_us: u64) -> bool {
         let beneath = path.strip_prefix(&self.path[..]);
-        beneath.is_some_and(|rest| rest.first() == Some(&b'/') || rest.is_empty())
+        // The directory of the export is listed and opened like others, and is no file.
+        path != b"/"
+            && beneath.is_some_and(|rest| rest.first() == Some(&b'/') || rest.is_empty())
             && self.older_s.is_none_or(|age| is_past(file.changed_us, age, now_us))
             && self.idle_s.is_none_or(|age| is_past(file.used_us, age, now_us))
     }
@@ -179,6 +181,9 @@ mod tests {
             assert_eq!(policy.may_match(path.as_bytes(), &known(0), now_us), is_one, "{path}");
         }
         assert!(!policy.may_match(b"/tmp/a", &known(91_000_000), now_us));
+        let everywhere = Policy { path: Vec::new(), ..policy.clone() };
+        let may_match = |path: &str| everywhere.may_match(path.as_bytes(), &known(0), now_us);
+        assert!(may_match("/a") && !may_match("/"));
         let matches = |known_us, file| policy.matches(&known(known_us), &file, now_us);
         assert!(matches(0, seen(1_000_000, 5, 7)));
         assert!(!matches(91_000_000, seen(0, 5, 7)), "the log has seen a change");
