@@ -16,7 +16,7 @@ use dray_core::{Errno, FileId, NodeId, SessionId, fnv1a};
 use super::kind::AuditKind;
 use super::record::{
     AuditClient, AuditGap, AuditPeer, AuditRecord, AuditSet, AuditTotals, AuditUser, GROUPS_MAX,
-    Text, joined,
+    Text, is_joined, joined,
 };
 use super::segment::Corruption;
 use super::varint::{RecordInput, put, put_signed, put_text};
@@ -107,7 +107,10 @@ impl Codec {
             _ => (parent_path, record.name.as_ref()),
         };
         let path = record.path.as_ref();
-        let is_derived = path.is_some() && derived(by_name.0, by_name.1).as_ref() == path;
+        let is_derived = match (path, by_name) {
+            (Some(path), (Some(parent), Some(name))) => is_joined(path, parent, name),
+            (None, _) | (_, (None, _) | (_, None)) => false,
+        };
         let mut fields = 0;
         for (bit, there) in [
             (has::ID, record.id.is_some()),

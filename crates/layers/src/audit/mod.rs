@@ -75,7 +75,7 @@ pub fn decode_anything(bytes: &[u8]) -> usize {
         count += 1;
     }
     let packed = unpack(bytes).map_or(0, |all| all.len());
-    count + packed + usize::from(raw::decode(bytes, &mut Arc::default()).is_ok())
+    count + packed + usize::from(raw::decode(bytes, &mut raw::LastUser::default()).is_ok())
 }
 
 /// What happens where a log has no room.

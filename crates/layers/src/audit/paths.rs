@@ -63,7 +63,8 @@ impl Paths {
             (AuditKind::Create | AuditKind::Mkdir, Some(path), Some(id)) => {
                 self.insert(id, Some(path.clone()), now);
             }
-            (AuditKind::Unlink | AuditKind::Rmdir, Some(path), _) => self.forget(path),
+            (AuditKind::Unlink, Some(path), _) => self.forget_one(path), // nothing is beneath
+            (AuditKind::Rmdir, Some(path), _) => self.forget(path),
             (AuditKind::Rename, Some(path), _) => {
                 let moved = self.by_path.get(path).copied();
                 self.forget(path);
@@ -103,11 +104,15 @@ impl Paths {
         }
     }
 
-    /// Forgets a path and all beneath it.
-    fn forget(&mut self, path: &Text) {
+    fn forget_one(&mut self, path: &Text) {
         if let Some(id) = self.by_path.remove(path) {
             self.known.remove(&id);
         }
+    }
+
+    /// Forgets a path and all beneath it.
+    fn forget(&mut self, path: &Text) {
+        self.forget_one(path);
         let beneath = joined(path, b"");
         let range = (Bound::Included(beneath.clone()), Bound::Unbounded);
         let all = self.by_path.range(range).take_while(|(one, _)| one.starts_with(&beneath));

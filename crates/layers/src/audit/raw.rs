@@ -155,8 +155,31 @@ fn put_detail(call: &ObservedCall<'_>, outcome: &Outcome<'_>, out: &mut Vec<u8>)
     }
 }
 
+/// The user of the record before. Most records have the same.
+#[derive(Default)]
+pub(super) struct LastUser {
+    encoded: Vec<u8>,
+    user: Arc<AuditUser>,
+}
+
+impl LastUser {
+    fn decode(&mut self, input: &mut RecordInput<'_>) -> Result<Arc<AuditUser>, Corruption> {
+        // Users are encoded so that none is the beginning of another one.
+        match input.0.strip_prefix(&self.encoded[..]) {
+            Some(rest) if !self.encoded.is_empty() => input.0 = rest,
+            _ => {
+                let before = input.0;
+                self.user = Arc::new(user(input)?);
+                self.encoded.clear();
+                self.encoded.extend_from_slice(&before[..before.len() - input.0.len()]);
+            }
+        }
+        Ok(self.user.clone())
+    }
+}
+
 /// Decodes what [`encoded`] has made. Errors: it did not.
-pub(super) fn decode(bytes: &[u8], last: &mut Arc<AuditUser>) -> Result<AuditRecord, Corruption> {
+pub(super) fn decode(bytes: &[u8], last: &mut LastUser) -> Result<AuditRecord, Corruption> {
     let mut input = RecordInput(bytes);
     let kind = AuditKind::of_number(input.byte()?).ok_or(Corruption("a kind is not known"))?;
     let repeated = input.byte()? != 0;
@@ -164,11 +187,7 @@ pub(super) fn decode(bytes: &[u8], last: &mut Arc<AuditUser>) -> Result<AuditRec
     let mut record = AuditRecord::new(kind, u64_of(&mut input)?);
     record.repeated = repeated;
     record.error = (errno != 0).then(|| Errno::new(errno.into()));
-    let user = user(&mut input)?;
-    if **last != user {
-        *last = Arc::new(user);
-    }
-    record.user = last.clone();
+    record.user = last.decode(&mut input)?;
     record.client = client(&mut input)?;
     record.id = id(&mut input)?;
     record.parent = id(&mut input)?;

@@ -184,8 +184,29 @@ pub fn is_denied(errno: Errno) -> bool {
     matches!(errno, Errno::EACCES | Errno::EPERM | Errno::EROFS)
 }
 
+fn slash_behind(parent: &[u8]) -> &'static [u8] {
+    if parent.ends_with(b"/") { b"" } else { b"/" }
+}
+
+/// Paths up to so many bytes are put together on the stack: each record has one.
+const SHORT_MAX_BYTES: usize = 256;
+
 /// `name` in the directory `parent`.
 pub(super) fn joined(parent: &[u8], name: &[u8]) -> Text {
-    let slash: &[u8] = if parent.ends_with(b"/") { b"" } else { b"/" };
-    [parent, slash, name].concat().into()
+    let parts = [parent, slash_behind(parent), name];
+    let (mut short, mut end) = ([0; SHORT_MAX_BYTES], 0);
+    for part in parts {
+        let Some(place) = short.get_mut(end..end + part.len()) else {
+            return parts.concat().into();
+        };
+        place.copy_from_slice(part);
+        end += part.len();
+    }
+    Text::from(&short[..end])
+}
+
+/// Whether `path` is that of `name` in the directory `parent`.
+pub(super) fn is_joined(path: &[u8], parent: &[u8], name: &[u8]) -> bool {
+    let rest = path.strip_prefix(parent).and_then(|rest| rest.strip_prefix(slash_behind(parent)));
+    rest == Some(name)
 }

@@ -483,6 +483,7 @@ fn a_log_that_cannot_be_written_blocks_or_drops_and_says_how_many() {
         let held = matches!(audit.admit(&cx, &call), Admit::After(_));
         assert_eq!(held, full == FullPolicy::Block);
         if full == FullPolicy::Drop {
+            assert!(!audit.status().blocked, "nobody waits");
             wait_until(|| audit.shared.ring.used_bytes() == 0);
             unlink(&audit, made); // dropped with a gap that counts the others already
             made += 1;
@@ -596,7 +597,7 @@ fn a_record_may_have_all_that_there_is_at_most() {
     };
     let record = raw::encoded(&raw, |bytes| {
         assert!(bytes.len() <= raw::RAW_MAX_BYTES);
-        raw::decode(bytes, &mut Arc::default()).unwrap()
+        raw::decode(bytes, &mut raw::LastUser::default()).unwrap()
     });
     assert_eq!(record.name.as_deref(), Some(&long[..]));
     assert_eq!((record.user.groups.len(), record.user.groups_left_out), (GROUPS_MAX, 936));

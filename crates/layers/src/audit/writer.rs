@@ -12,7 +12,7 @@ use super::kind::AuditKind;
 use super::log::LogEnd;
 use super::paths::{FindPath, Paths, Placed};
 use super::raw;
-use super::record::{AuditRecord, AuditUser};
+use super::record::AuditRecord;
 use super::retention::{Retention, Room};
 use super::segment::{Hash, SegmentHeader, SegmentWriter};
 use super::shared::Shared;
@@ -45,7 +45,7 @@ pub(super) struct Writer {
     retention: Retention,
     unsynced_since: Option<Instant>,
     looked: Option<Instant>,
-    user: Arc<AuditUser>,
+    user: raw::LastUser,
     /// Records that are gone and that no gap record counts yet.
     uncounted: u64,
     failing: bool,
@@ -82,7 +82,7 @@ impl Writer {
             retention,
             unsynced_since: None,
             looked: None,
-            user: Arc::default(),
+            user: raw::LastUser::default(),
             uncounted: 0,
             failing: false,
             stuck: None,
@@ -286,7 +286,7 @@ impl Writer {
     /// Makes room, if it is time to look.
     fn look(&mut self) {
         let blocked = self.shared.blocked.load(Ordering::Relaxed);
-        let interval = if blocked { AGAIN } else { LOOK_TIME };
+        let interval = if blocked || self.failing { AGAIN } else { LOOK_TIME };
         if self.looked.is_some_and(|looked| looked.elapsed() < interval) {
             return;
         }
@@ -315,7 +315,8 @@ impl Writer {
                  oldest records; new changes wait (`dray audit stat {export}`)"
             );
         }
-        self.shared.blocked.store(is_full || self.failing, Ordering::Relaxed);
+        let waits = self.failing && self.options.full != FullPolicy::Drop;
+        self.shared.blocked.store(is_full || waits, Ordering::Relaxed);
     }
 
     fn sync(&mut self, now: bool) {
