@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use dray_core::{
     Access, Allocate, AtOpen, Attr, Buf, BufMut, Context, CreateHow, DirPage, Entry, Errno, Error,
-    FileId, FileSystem, FileType, FsInfo, FsUuid, Fut, Io, Lock, LockOwner, Make, Name, OpenFile,
-    OpenHow, RemoveKind, RenameHow, Result, Seek, SetAttr, Statfs, Timestamp, Uid, Write, XattrSet,
-    Xflags, open_named, put_in_steps,
+    FileId, FileSystem, FileType, FsInfo, FsUuid, Fut, Io, LocalCopy, Lock, LockOwner, Make, Name,
+    OpenFile, OpenHow, RemoveKind, RenameHow, Result, Seek, SetAttr, Statfs, Timestamp, Uid, Write,
+    XattrSet, Xflags, open_named, put_in_steps,
 };
 
 const ROOT: FileId = FileId { ino: 1, generation: 1 };
@@ -258,6 +258,10 @@ impl OpenFile for NullFile {
 
     fn as_any(&self) -> &dyn Any {
         self
+    }
+
+    fn local_copy<'a>(&'a self, _: &'a Context) -> Fut<'a, Option<Arc<dyn LocalCopy>>> {
+        Box::pin(async { None })
     }
 
     fn read<'a>(&'a self, _: &'a Context, at: u64, mut into: BufMut) -> Fut<'a, Io<BufMut>> {

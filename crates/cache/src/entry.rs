@@ -3,10 +3,10 @@
 use std::fs::{self, DirBuilder, File, FileTimes};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::SystemTime;
 
 use dray_core::BufMut;
@@ -29,6 +29,8 @@ pub(crate) struct CacheEntry {
     state: Mutex<EntryState>,
     /// Held while the map is written: several threads store blocks.
     saving: Mutex<()>,
+    /// Held while blocks are written, and alone when the entry is dropped: nothing is written behind that.
+    storing: RwLock<()>,
 }
 
 struct EntryState {
@@ -74,6 +76,7 @@ impl CacheEntry {
             map_path,
             state: Mutex::new(state),
             saving: Mutex::new(()),
+            storing: RwLock::new(()),
         })
     }
 
@@ -154,11 +157,12 @@ impl CacheEntry {
             return Ok(0);
         }
         let (from, to) = (first * BLOCK_BYTES, (end * BLOCK_BYTES).min(size));
-        self.data.write_all_at(&data[(from - at) as usize..(to - at) as usize], from)?;
-        let mut state = self.state();
-        if state.dropped {
+        let _storing = self.storing.read().unwrap_or_else(PoisonError::into_inner);
+        if self.is_dropped() {
             return Ok(0);
         }
+        self.data.write_all_at(&data[(from - at) as usize..(to - at) as usize], from)?;
+        let mut state = self.state();
         let before = state.map.blocks.count();
         (first..end).for_each(|block| state.map.blocks.insert(block));
         let new = state.map.blocks.count() - before;
@@ -203,6 +207,9 @@ impl CacheEntry {
 
     /// Other processes may have stored further blocks. To be called with `saving` held.
     fn write_map(&self, mut map: EntryMap) -> io::Result<()> {
+        if self.data.metadata()?.nlink() == 0 {
+            return Ok(()); // another process has dropped it: a map would be of data that are not there
+        }
         if let Some(known) = EntryMap::read(&self.map_path)?.filter(|known| known.key == map.key) {
             map.blocks.join(&known.blocks);
         }
@@ -226,11 +233,51 @@ impl CacheEntry {
 
     /// Takes the entry off the disk. Its users read from the server from now on.
     pub(crate) fn take_away(&self) {
+        let _storing = self.storing.write().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.state();
-        state.dropped = true;
+        if std::mem::replace(&mut state.dropped, true) {
+            return; // what has the name now is another one
+        }
         state.map.blocks = BlockSet::default();
         let _ = fs::remove_file(&self.map_path); // it may not have been written yet
         let _ = fs::remove_file(&self.data_path); // or be gone already
+    }
+}
+
+/// An entry as a file that somebody else reads.
+impl CacheEntry {
+    pub(crate) fn is_dropped(&self) -> bool {
+        self.state().dropped
+    }
+
+    /// Whether the data file is the file, from beginning to end.
+    pub(crate) fn is_whole(&self) -> bool {
+        let size = self.key.version.size;
+        let has_all = self.state().map.blocks.count() == blocks_of(size);
+        has_all && self.data.metadata().is_ok_and(|stat| stat.len() == size)
+    }
+
+    pub(crate) fn data(&self) -> BorrowedFd<'_> {
+        self.data.as_fd()
+    }
+
+    /// Drops the entry, so that no crash brings it back: its data are about to be others. Waits for the disk. Errors:
+    /// those of the disk.
+    pub(crate) fn leave_the_cache(&self) -> io::Result<()> {
+        self.take_away();
+        self.data_path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+    }
+
+    /// Overwrites data of an entry that has left the cache. Errors: those of the disk.
+    pub(crate) fn replace(&self, at: u64, data: &[u8]) -> io::Result<()> {
+        assert!(self.is_dropped(), "a version in the cache does not change");
+        self.data.write_all_at(data, at)
+    }
+
+    /// Sets the length of an entry that has left the cache, bytes. Errors: those of the disk.
+    pub(crate) fn cut(&self, len_bytes: u64) -> io::Result<()> {
+        assert!(self.is_dropped(), "a version in the cache does not change");
+        self.data.set_len(len_bytes)
     }
 }
 

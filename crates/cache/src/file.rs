@@ -8,13 +8,15 @@ use std::time::Duration;
 
 use dray_core::{
     Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, FileId, FileType, Fut, IO_MAX_BYTES, Io,
-    Lock, LockOwner, OpenFile, Result, Seek, SetAttr, Write, Xflags,
+    LocalCopy, Lock, LockOwner, OpenFile, Result, Seek, SetAttr, Write, Xflags,
 };
 use dray_rt::Instant;
 
 use crate::blocks::BLOCK_BYTES;
+use crate::changes::OpeningMoment;
+use crate::copy::EntryCopy;
 use crate::entry::CacheEntry;
-use crate::fs::CacheUser;
+use crate::fs::{CacheUser, LeasedAttributes, VersionSource};
 use crate::key::{EntryKey, FileVersion};
 use crate::rules::Candidate;
 use crate::store::{EntryInUse, add};
@@ -24,13 +26,24 @@ const OLD_S: i64 = 60;
 /// Without a lease the server is not asked for one again before this.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
-/// A file that is open for reading.
+/// An open file, mostly for reading.
 pub(crate) struct CachedFile {
     user: Arc<CacheUser>,
     inner: Arc<dyn OpenFile>,
+    opened: OpenedAs,
     choice: Mutex<Choice>,
     /// When the server was last asked for a lease: nanoseconds of the clock.
     asked: AtomicU64,
+}
+
+/// What an open file is to the cache.
+pub(crate) enum OpenedAs {
+    /// An open file that is not read through the cache.
+    Uncached,
+    /// A file whose version is known by a lease.
+    Leased,
+    /// A file whose version was seen at the opening, which began at this moment.
+    Seen(Option<AtOpen>, OpeningMoment),
 }
 
 /// The entry for the version that was seen last; none so far if that version is not kept.
@@ -38,17 +51,27 @@ pub(crate) struct CachedFile {
 struct Choice(Option<(FileVersion, EntryInUse)>);
 
 impl CachedFile {
-    pub(crate) fn new(user: Arc<CacheUser>, inner: Arc<dyn OpenFile>) -> CachedFile {
-        CachedFile { user, inner, choice: Mutex::default(), asked: AtomicU64::new(0) }
+    pub(crate) fn new(
+        user: Arc<CacheUser>,
+        inner: Arc<dyn OpenFile>,
+        opened: OpenedAs,
+    ) -> CachedFile {
+        let (choice, asked) = (Mutex::default(), AtomicU64::new(0));
+        CachedFile { user, inner, opened, choice, asked }
     }
 
     fn choice(&self) -> MutexGuard<'_, Choice> {
         self.choice.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The entry of the version that the file has now, by the server's lease.
+    /// The entry of the version that the file has now.
     async fn entry(&self, cx: &Context) -> Option<Arc<CacheEntry>> {
-        let Some(attr) = self.leased(cx).await else {
+        let current = match (&self.opened, &self.user.versions) {
+            (OpenedAs::Uncached, _) => return None,
+            (_, VersionSource::Leases(leases)) => self.leased(cx, &**leases).await,
+            (_, VersionSource::Openings) => self.as_opened().map(|seen| seen.attr),
+        };
+        let Some(attr) = current else {
             add(&self.user.cache.counts.unleased, 1);
             return None;
         };
@@ -71,9 +94,9 @@ impl CachedFile {
     }
 
     /// The attributes under a lease. The server is asked if there is none, but not at each read.
-    async fn leased(&self, cx: &Context) -> Option<Attr> {
+    async fn leased(&self, cx: &Context, leases: &dyn LeasedAttributes) -> Option<Attr> {
         let id = self.inner.id();
-        let leased = self.user.leases.leased(id);
+        let leased = leases.leased(id);
         let now = dray_rt::now();
         let asked = Instant::from_nanos(self.asked.load(Ordering::Relaxed));
         if leased.is_some() || now - asked < ASK_AGAIN {
@@ -81,7 +104,38 @@ impl CachedFile {
         }
         self.asked.store(now.as_nanos(), Ordering::Relaxed);
         self.user.inner.getattr(cx, id).await.ok()?;
-        self.user.leases.leased(id)
+        leases.leased(id)
+    }
+
+    /// What was seen at the opening, if nothing is known of a change since.
+    fn as_opened(&self) -> Option<AtOpen> {
+        match self.opened {
+            OpenedAs::Seen(seen, before) => {
+                seen.filter(|_| !self.user.cache.changes.since(before, self.inner.id()))
+            }
+            OpenedAs::Uncached | OpenedAs::Leased => None,
+        }
+    }
+
+    /// The attributes of what has just been read. Only if they were the same all the time are the data of their version.
+    async fn confirmed(&self, cx: &Context) -> Option<Attr> {
+        match &self.user.versions {
+            VersionSource::Leases(leases) => leases.leased(self.inner.id()),
+            // Others may have changed the file, and it is not known yet.
+            VersionSource::Openings => self.inner.getattr(cx).await.ok(),
+        }
+    }
+
+    async fn whole_copy(&self, cx: &Context) -> Option<Arc<dyn LocalCopy>> {
+        let entry = self.entry(cx).await.filter(|entry| entry.is_whole())?;
+        let cache = &self.user.cache;
+        Some(Arc::new(EntryCopy::new(cache, EntryInUse::new(cache, &entry))))
+    }
+
+    /// To be called when the server has answered, whatever it did.
+    fn changed<T>(&self, answer: T) -> T {
+        self.user.note_change(self.inner.id());
+        answer
     }
 
     fn key(&self, version: FileVersion) -> EntryKey {
@@ -92,8 +146,12 @@ impl CachedFile {
         let now_s = dray_rt::wall_clock().as_secs() as i64;
         let is_old = now_s.saturating_sub(attr.mtime.sec.max(attr.ctime.sec)) > OLD_S;
         let is_past = || {
-            let clock = self.user.inner.clock();
-            let seen = self.inner.at_open().filter(|seen| seen.times_past == Some(true));
+            let clock = match self.user.versions {
+                VersionSource::Leases(_) => self.user.inner.clock(),
+                VersionSource::Openings => None, // it may have changed since, at the same time
+            };
+            let seen = self.as_opened().or(self.inner.at_open());
+            let seen = seen.filter(|seen| seen.times_past == Some(true));
             clock.is_some_and(|clock| attr.is_past(clock))
                 || seen.is_some_and(|seen| FileVersion::of(&seen.attr) == FileVersion::of(attr))
         };
@@ -205,7 +263,7 @@ impl CachedFile {
         let skipped = ((at - from) as usize).min(around.len());
         let end = (skipped + wanted as usize).min(around.len());
         into.put(&around[skipped..end]);
-        self.keep(entry, from, around, to - from).await;
+        self.keep(cx, entry, (from, to - from), around).await;
         Ok(into)
     }
 
@@ -221,15 +279,21 @@ impl CachedFile {
         let into = self.inner.read(cx, at, into).await?;
         let read = into.filled()[before..].to_vec();
         let len_bytes = read.len() as u64;
-        self.keep(entry, at, Buf::from(read), len_bytes).await;
+        self.keep(cx, entry, (at, len_bytes), Buf::from(read)).await;
         Ok(into)
     }
 
     /// Stores what was read, if the file had the version of the entry all the time.
-    async fn keep(&self, entry: &Arc<CacheEntry>, at: u64, data: Buf, expected_bytes: u64) {
+    async fn keep(
+        &self,
+        cx: &Context,
+        entry: &Arc<CacheEntry>,
+        (at, expected_bytes): (u64, u64),
+        data: Buf,
+    ) {
         add(&self.user.cache.counts.misses, 1);
-        let leased = self.user.leases.leased(entry.key.id);
-        let same = leased.is_some_and(|attr| FileVersion::of(&attr) == entry.key.version);
+        let confirmed = self.confirmed(cx).await;
+        let same = confirmed.is_some_and(|attr| FileVersion::of(&attr) == entry.key.version);
         if same && data.len() as u64 == expected_bytes {
             self.user.cache.store(entry, at, data).await;
         }
@@ -242,7 +306,10 @@ impl OpenFile for CachedFile {
     }
 
     fn at_open(&self) -> Option<AtOpen> {
-        self.inner.at_open()
+        match self.opened {
+            OpenedAs::Seen(seen, _) => seen,
+            OpenedAs::Uncached | OpenedAs::Leased => self.inner.at_open(),
+        }
     }
 
     /// The file below, so that it recognises its own.
@@ -250,12 +317,16 @@ impl OpenFile for CachedFile {
         self.inner.as_any()
     }
 
+    fn local_copy<'a>(&'a self, cx: &'a Context) -> Fut<'a, Option<Arc<dyn LocalCopy>>> {
+        Box::pin(self.whole_copy(cx))
+    }
+
     fn read<'a>(&'a self, cx: &'a Context, at: u64, into: BufMut) -> Fut<'a, Io<BufMut>> {
         Box::pin(self.read_all(cx, at, into))
     }
 
     fn write<'a>(&'a self, cx: &'a Context, how: Write, from: Buf) -> Fut<'a, Result<usize>> {
-        self.inner.write(cx, how, from)
+        Box::pin(async move { self.changed(self.inner.write(cx, how, from).await) })
     }
 
     fn readdir<'a>(
@@ -273,7 +344,12 @@ impl OpenFile for CachedFile {
     }
 
     fn setattr<'a>(&'a self, cx: &'a Context, set: SetAttr) -> Fut<'a, Result<Attr>> {
-        self.inner.setattr(cx, set)
+        Box::pin(async move {
+            match set.size {
+                Some(_) => self.changed(self.inner.setattr(cx, set).await),
+                None => self.inner.setattr(cx, set).await,
+            }
+        })
     }
 
     fn flush<'a>(&'a self, cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>> {
@@ -285,7 +361,7 @@ impl OpenFile for CachedFile {
     }
 
     fn allocate<'a>(&'a self, cx: &'a Context, what: Allocate) -> Fut<'a, Result<()>> {
-        self.inner.allocate(cx, what)
+        Box::pin(async move { self.changed(self.inner.allocate(cx, what).await) })
     }
 
     fn seek<'a>(&'a self, cx: &'a Context, at: u64, what: Seek) -> Fut<'a, Result<u64>> {
@@ -300,11 +376,19 @@ impl OpenFile for CachedFile {
         to_at: u64,
         len_bytes: u64,
     ) -> Fut<'a, Result<u64>> {
-        self.inner.copy_range(cx, at, to, to_at, len_bytes)
+        Box::pin(async move {
+            let copied = self.inner.copy_range(cx, at, to, to_at, len_bytes).await;
+            self.user.note_change(to.id());
+            copied
+        })
     }
 
     fn lock<'a>(&'a self, cx: &'a Context, lock: Lock, wait: bool) -> Fut<'a, Result<()>> {
-        self.inner.lock(cx, lock, wait)
+        Box::pin(async move {
+            let locked = self.inner.lock(cx, lock, wait).await;
+            // What was written under the lock before is to be read. Nothing else may have said so.
+            self.changed(locked)
+        })
     }
 
     fn test_lock<'a>(&'a self, cx: &'a Context, lock: Lock) -> Fut<'a, Result<Option<Lock>>> {

@@ -3,15 +3,17 @@
 use std::sync::Arc;
 
 use dray_core::{
-    Access, Attr, Buf, Context, CreateHow, Entry, Errno, Error, FileId, FileSystem, FsInfo, Fut,
-    Make, Name, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, Timestamp, Uid,
-    XattrSet,
+    Access, AtOpen, Attr, Buf, Context, CreateHow, Entry, Errno, Error, FileId, FileSystem, FsInfo,
+    Fut, Make, Name, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SessionControl, SetAttr,
+    Statfs, Timestamp, Uid, XattrSet,
 };
 
 use crate::STATE_XATTR;
+use crate::changes::OpeningMoment;
 use crate::entry::CacheEntry;
-use crate::file::CachedFile;
+use crate::file::{CachedFile, OpenedAs};
 use crate::key::{EntryKey, FileVersion};
+use crate::session::CachedSession;
 use crate::store::LocalCache;
 
 /// What a session may believe now.
@@ -21,10 +23,19 @@ pub trait LeasedAttributes: Send + Sync + 'static {
     fn leased(&self, id: FileId) -> Option<Attr>;
 }
 
+/// By what it is known which version an open file has.
+#[derive(Clone)]
+pub enum VersionSource {
+    /// By the server's lease, at each read.
+    Leases(Arc<dyn LeasedAttributes>),
+    /// By the opening, until it is known that the file was changed: where programs may go on with what they opened.
+    Openings,
+}
+
 /// What open files share.
 pub(crate) struct CacheUser {
     pub(crate) inner: Arc<dyn FileSystem>,
-    pub(crate) leases: Arc<dyn LeasedAttributes>,
+    pub(crate) versions: VersionSource,
     pub(crate) cache: Arc<LocalCache>,
 }
 
@@ -33,26 +44,79 @@ pub struct CachedFs {
     user: Arc<CacheUser>,
 }
 
+impl CacheUser {
+    /// This mount has changed a file, or may have. To be noted when the server has answered.
+    pub(crate) fn note_change(&self, id: FileId) {
+        match self.versions {
+            VersionSource::Leases(_) => {} // the session knows
+            VersionSource::Openings => self.cache.changes.note(id),
+        }
+    }
+}
+
 impl CachedFs {
-    /// Around `inner`, whose leases `leases` knows.
+    /// Around `inner`. Where versions are those at openings the session has to be that of
+    /// [`CachedFs::session`].
     pub fn new(
         inner: Arc<dyn FileSystem>,
-        leases: Arc<dyn LeasedAttributes>,
+        versions: VersionSource,
         cache: Arc<LocalCache>,
     ) -> CachedFs {
-        CachedFs { user: Arc::new(CacheUser { inner, leases, cache }) }
+        CachedFs { user: Arc::new(CacheUser { inner, versions, cache }) }
+    }
+
+    /// What has to stand around the session below, where versions are those at openings.
+    pub fn session(&self, inner: Arc<dyn SessionControl>) -> CachedSession {
+        CachedSession::new(inner, self.user.clone())
     }
 
     fn inner(&self) -> &dyn FileSystem {
         &*self.user.inner
     }
 
-    fn file(&self, cx: &Context, inner: Arc<dyn OpenFile>, how: OpenHow) -> Arc<dyn OpenFile> {
-        if !is_cached(how) {
+    /// `before` is from before it was opened.
+    async fn file(
+        &self,
+        cx: &Context,
+        inner: Arc<dyn OpenFile>,
+        how: OpenHow,
+        before: OpeningMoment,
+    ) -> Arc<dyn OpenFile> {
+        let is_cached = is_cached(how);
+        let tells = match self.user.versions {
+            VersionSource::Leases(_) => false,
+            VersionSource::Openings => how.flags & libc::O_ACCMODE != libc::O_RDONLY,
+        };
+        if how.flags & libc::O_TRUNC != 0 {
+            self.user.note_change(inner.id());
+        }
+        if !is_cached && !tells {
             return inner;
         }
+        if !is_cached {
+            return Arc::new(CachedFile::new(self.user.clone(), inner, OpenedAs::Uncached));
+        }
         self.user.cache.expects(cx.pid);
-        Arc::new(CachedFile::new(self.user.clone(), inner))
+        let opened = match self.user.versions {
+            VersionSource::Leases(_) => OpenedAs::Leased,
+            VersionSource::Openings => OpenedAs::Seen(self.seen(cx, &*inner).await, before),
+        };
+        Arc::new(CachedFile::new(self.user.clone(), inner, opened))
+    }
+
+    /// The state of a file that has just been opened. None: nobody can say it.
+    async fn seen(&self, cx: &Context, file: &dyn OpenFile) -> Option<AtOpen> {
+        if let Some(seen) = file.at_open() {
+            return Some(seen);
+        }
+        let clock = self.inner().clock();
+        let attr = file.getattr(cx).await.ok()?;
+        let times_past = clock.map(|clock| attr.is_past(clock));
+        Some(AtOpen { attr, no_capability: false, times_past })
+    }
+
+    fn now(&self) -> OpeningMoment {
+        self.user.cache.changes.now()
     }
 
     /// The entry of the version that the server says a file has.
@@ -140,7 +204,14 @@ impl FileSystem for CachedFs {
     }
 
     fn setattr<'a>(&'a self, cx: &'a Context, id: FileId, set: SetAttr) -> Fut<'a, Result<Attr>> {
-        self.inner().setattr(cx, id, set)
+        Box::pin(async move {
+            let cuts = set.size.is_some();
+            let attr = self.inner().setattr(cx, id, set).await;
+            if cuts {
+                self.user.note_change(id);
+            }
+            attr
+        })
     }
 
     fn readlink<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Vec<u8>>> {
@@ -203,8 +274,9 @@ impl FileSystem for CachedFs {
         how: OpenHow,
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
         Box::pin(async move {
+            let before = self.now();
             let opened = self.inner().open(cx, id, with_attr(how)).await?;
-            Ok(self.file(cx, opened, how))
+            Ok(self.file(cx, opened, how, before).await)
         })
     }
 
@@ -216,8 +288,9 @@ impl FileSystem for CachedFs {
         how: OpenHow,
     ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
         Box::pin(async move {
+            let before = self.now();
             let opened = self.inner().open_named(cx, place, id, with_attr(how)).await?;
-            Ok(self.file(cx, opened, how))
+            Ok(self.file(cx, opened, how, before).await)
         })
     }
 
@@ -229,8 +302,9 @@ impl FileSystem for CachedFs {
         how: CreateHow,
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
         Box::pin(async move {
+            let before = self.now();
             let (entry, file) = self.inner().create(cx, dir, name, how).await?;
-            Ok((entry, self.file(cx, file, how.open)))
+            Ok((entry, self.file(cx, file, how.open, before).await))
         })
     }
 

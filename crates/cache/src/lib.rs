@@ -10,6 +10,8 @@
 //! nobody: the read goes to the server.
 
 mod blocks;
+mod changes;
+mod copy;
 mod entry;
 mod eviction;
 mod file;
@@ -19,17 +21,21 @@ mod key;
 mod map_file;
 mod options;
 mod rules;
+mod session;
 mod store;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_openings;
 
 pub use blocks::BLOCK_BYTES;
 pub use eviction::{CacheUse, clear, list, usage};
-pub use fs::{CachedFs, LeasedAttributes};
+pub use fs::{CachedFs, LeasedAttributes, VersionSource};
 pub use key::{EntryKey, FileVersion};
 pub use map_file::EntryMap;
 pub use options::CacheOptions;
 pub use rules::{CacheRule, CacheRules, parse_size};
+pub use session::CachedSession;
 pub use store::{CacheCounts, LocalCache, MountFacts};
 
 /// The extended attribute by which programs ask for the state of a file, and pin or drop it. It is answered

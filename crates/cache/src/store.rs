@@ -12,6 +12,7 @@ use std::time::Duration;
 use dray_core::{Buf, Context, FileId, FindJobs, Pid};
 use dray_rt::{Instant, Pool, Share, now};
 
+use crate::changes::KnownChanges;
 use crate::entry::CacheEntry;
 use crate::eviction;
 use crate::jobs::ReaderJobs;
@@ -61,6 +62,8 @@ pub struct LocalCache {
     pub(crate) options: CacheOptions,
     mount: OnceLock<MountFacts>,
     jobs: ReaderJobs,
+    /// Known changes of files, where versions are those at openings.
+    pub(crate) changes: KnownChanges,
     /// What it has done.
     pub counts: CacheCounts,
     pub(crate) pool: Pool,
@@ -104,6 +107,7 @@ impl LocalCache {
             paused_until: Mutex::new(None),
             mount: OnceLock::new(),
             jobs: ReaderJobs::default(),
+            changes: KnownChanges::default(),
         }))
     }
 
@@ -175,14 +179,16 @@ impl LocalCache {
         if self.is_paused() {
             return None;
         }
-        if let Some(entry) = self.entries().get(&key).and_then(Weak::upgrade) {
+        let known = self.entries().get(&key).and_then(Weak::upgrade);
+        if let Some(entry) = known.filter(|entry| !entry.is_dropped()) {
             return Some(entry);
         }
         let dir = self.options.dir.clone();
         let opened = self.pool.run(move || CacheEntry::open(&dir, key)).await.ok()?;
         let opened = opened.inspect_err(|error| self.failed(error)).ok()?;
         let mut entries = self.entries();
-        if let Some(entry) = entries.get(&key).and_then(Weak::upgrade) {
+        let known = entries.get(&key).and_then(Weak::upgrade);
+        if let Some(entry) = known.filter(|entry| !entry.is_dropped()) {
             return Some(entry); // another thread was faster
         }
         entries.retain(|_, entry| entry.strong_count() > 0);

@@ -13,7 +13,7 @@ use dray_core::{
 };
 use dray_rt::{DriverKind, Executor};
 
-use crate::fs::{CachedFs, LeasedAttributes};
+use crate::fs::{CachedFs, LeasedAttributes, VersionSource};
 use crate::options::CacheOptions;
 use crate::rules::CacheRules;
 use crate::store::{LocalCache, MountFacts};
@@ -56,7 +56,11 @@ impl Site {
     fn with(options: CacheOptions, below: &MemoryFs) -> Site {
         let cache = LocalCache::open(options).unwrap();
         let leases = Arc::new(TestLeases { fs: below.clone(), leased: AtomicBool::new(true) });
-        let fs = CachedFs::new(Arc::new(below.clone()), leases.clone(), cache.clone());
+        let fs = CachedFs::new(
+            Arc::new(below.clone()),
+            VersionSource::Leases(leases.clone()),
+            cache.clone(),
+        );
         Site { below: below.clone(), leases, cache, fs }
     }
 
@@ -86,7 +90,7 @@ impl Site {
 }
 
 /// Waits for what threads do; not for ever.
-async fn soon(done: impl Fn() -> bool) {
+pub(crate) async fn soon(done: impl Fn() -> bool) {
     for _ in 0..2000 {
         if done() {
             return;
@@ -96,12 +100,12 @@ async fn soon(done: impl Fn() -> bool) {
     panic!("it has not come within 10 s");
 }
 
-fn memory() -> MemoryFs {
+pub(crate) fn memory() -> MemoryFs {
     MemoryFs::new(MemoryOptions { root_mode: 0o777, ..MemoryOptions::default() })
 }
 
 /// A file whose times are past.
-async fn make(fs: &MemoryFs, name: &str, content: &[u8]) -> FileId {
+pub(crate) async fn make(fs: &MemoryFs, name: &str, content: &[u8]) -> FileId {
     let (cx, name) = (Context::system(), Name::new(name.as_bytes()).unwrap());
     let root = fs.info().root;
     fs.put(&cx, root, name, 0o644, Buf::from(content)).await.unwrap();
@@ -109,21 +113,21 @@ async fn make(fs: &MemoryFs, name: &str, content: &[u8]) -> FileId {
     fs.lookup(&cx, root, name).await.unwrap().id
 }
 
-async fn read(file: &dyn OpenFile, at: u64, len_bytes: usize) -> Vec<u8> {
+pub(crate) async fn read(file: &dyn OpenFile, at: u64, len_bytes: usize) -> Vec<u8> {
     let into = BufMut::heap(len_bytes);
     let read = file.read(&Context::system(), at, into).await;
     read.unwrap_or_else(|(error, _)| panic!("{error:?}")).filled().to_vec()
 }
 
-fn run(test: impl Future<Output = ()>) {
+pub(crate) fn run(test: impl Future<Output = ()>) {
     Executor::new(DriverKind::Epoll).unwrap().block_on(test);
 }
 
-fn content(len_bytes: usize) -> Vec<u8> {
+pub(crate) fn content(len_bytes: usize) -> Vec<u8> {
     (0..len_bytes).map(|at| (at / 7 + at % 251) as u8).collect()
 }
 
-const SIZE: usize = 3 * BLOCK_BYTES as usize + 1000;
+pub(crate) const SIZE: usize = 3 * BLOCK_BYTES as usize + 1000;
 
 // proves: P222
 #[test]

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::future::Future;
+use std::os::fd::BorrowedFd;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -203,6 +204,16 @@ pub trait FileSystem: Send + Sync + 'static {
     ) -> Fut<'a, Result<()>>;
 }
 
+/// The content of a file in a file of this machine, which a kernel may read in its place.
+pub trait LocalCopy: Send + Sync + 'static {
+    /// The file that has the content.
+    fn file(&self) -> BorrowedFd<'_>;
+
+    /// Makes the content that of `from`, which is the file itself, where it has changed. The place does not change: who
+    /// reads it meanwhile sees parts of both. Errors: those of `from`, and `EIO` for those of the local disk.
+    fn refresh<'a>(&'a self, cx: &'a Context, from: &'a dyn OpenFile) -> Fut<'a, Result<()>>;
+}
+
 /// An opened file or directory. Rights were checked at the open and stay as they
 /// were, whatever happens to the file's mode later. Close it with [`OpenFile::close`];
 /// dropping it releases it too, but cannot report an error.
@@ -217,6 +228,10 @@ pub trait OpenFile: Send + Sync + 'static {
 
     /// For implementations that must recognise their own ([`OpenFile::copy_range`]).
     fn as_any(&self) -> &dyn Any;
+
+    /// The whole content of the file as it was at its opening, on a local disk. None: it is not there, or may have
+    /// changed since. It may wait for that disk.
+    fn local_copy<'a>(&'a self, cx: &'a Context) -> Fut<'a, Option<Arc<dyn LocalCopy>>>;
 
     /// Reads up to `into.room()` bytes from offset `at` (bytes) and appends them to
     /// `into`. Fewer only at the end of the file.

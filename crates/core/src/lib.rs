@@ -39,7 +39,7 @@ pub use context::{Cancel, Class, Context, Counted, Fence, Identity};
 pub use dir::{DirEntry, DirPage};
 pub use errno::Errno;
 pub use error::{Error, Fate, Io, Result};
-pub use fs::{FileSystem, Fut, OpenFile};
+pub use fs::{FileSystem, Fut, LocalCopy, OpenFile};
 pub use glob::glob_matches;
 pub use hash::{IdHash, IdMap, fnv1a};
 pub use how::{

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dray_core::{
-    Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, Fut, Io, Lock,
-    LockFamily, LockKind, LockOwner, OpenFile, OpenHow, Result, Seek, SetAttr, Write, Xflags,
+    Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, Fut, Io,
+    LocalCopy, Lock, LockFamily, LockKind, LockOwner, OpenFile, OpenHow, Result, Seek, SetAttr,
+    Write, Xflags,
 };
 
 use super::store::Store;
@@ -161,6 +162,10 @@ impl OpenFile for MemoryFile {
 
     fn as_any(&self) -> &dyn Any {
         self
+    }
+
+    fn local_copy<'a>(&'a self, _: &'a Context) -> Fut<'a, Option<Arc<dyn LocalCopy>>> {
+        Box::pin(async { None })
     }
 
     fn read<'a>(&'a self, _cx: &'a Context, at: u64, mut into: BufMut) -> Fut<'a, Io<BufMut>> {

@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dray_core::{
-    Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, Fut, Io, Lock,
-    LockFamily, LockKind, LockOwner, Op, OpenFile, Result, Seek, SetAttr, Write, Xflags,
+    Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, Fut, Io,
+    LocalCopy, Lock, LockFamily, LockKind, LockOwner, Op, OpenFile, Result, Seek, SetAttr, Write,
+    Xflags,
 };
 
 use super::attrs::AttrTarget;
@@ -97,6 +98,10 @@ impl OpenFile for PosixFile {
 
     fn as_any(&self) -> &dyn Any {
         self
+    }
+
+    fn local_copy<'a>(&'a self, _: &'a Context) -> Fut<'a, Option<Arc<dyn LocalCopy>>> {
+        Box::pin(async { None })
     }
 
     fn read<'a>(&'a self, cx: &'a Context, at: u64, mut into: BufMut) -> Fut<'a, Io<BufMut>> {

@@ -7,7 +7,7 @@ use std::process::{Child, Command};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dray_cache::{CachedFs, LeasedAttributes, LocalCache};
+use dray_cache::{CachedFs, LeasedAttributes, LocalCache, VersionSource};
 use dray_client::{ClientConnection, ClientMemory, ConnectError, ConnectOptions, Target};
 use dray_core::{Attr, Errno, Error, FileId, SessionControl, Stack};
 use dray_fuse::{Host, InvalidatorProcess};
@@ -39,6 +39,8 @@ pub(super) struct ServerConnection {
     pub(super) replaceable: bool,
     /// The cache on a local disk.
     pub(super) cache: Option<Arc<LocalCache>>,
+    /// The server leases attributes, and the cache goes by them.
+    pub(super) leases: bool,
     /// Sees every call, where metrics are wanted.
     pub(super) calls: Option<Arc<Metrics>>,
     /// None until it has been tried.
@@ -126,9 +128,14 @@ impl ServerConnection {
 
     fn cached(&self, stack: Stack) -> Stack {
         let Some(cache) = &self.cache else { return stack };
-        let leases = Arc::new(SessionLeases(stack.session.clone()));
-        let fs = Arc::new(CachedFs::new(stack.fs, leases, cache.clone()));
-        Stack { fs, session: stack.session }
+        if self.leases {
+            let leases = Arc::new(SessionLeases(stack.session.clone()));
+            let fs = CachedFs::new(stack.fs, VersionSource::Leases(leases), cache.clone());
+            return Stack { fs: Arc::new(fs), session: stack.session };
+        }
+        let fs = CachedFs::new(stack.fs, VersionSource::Openings, cache.clone());
+        let session = Arc::new(fs.session(stack.session));
+        Stack { fs: Arc::new(fs), session }
     }
 
     async fn connect(&self) -> Option<ClientConnection> {

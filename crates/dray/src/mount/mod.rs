@@ -341,6 +341,7 @@ impl Mount {
             wait,
             replaceable,
             cache: cache.clone(),
+            leases: self.plan.leases,
             calls: calls.clone(),
             session_sender,
             session_receiver: session_receiver.clone(),

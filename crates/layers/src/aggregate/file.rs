@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use dray_core::{
-    Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, FileId, Fut, Io, Lock, LockOwner, Op,
-    OpenFile, OpenHow, Result, Seek, SetAttr, Write, Xflags,
+    Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, FileId, Fut, Io, LocalCopy, Lock,
+    LockOwner, Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write, Xflags,
 };
 
 use super::ahead::{ClientRead, READ_MAX_BYTES};
@@ -176,6 +176,10 @@ impl OpenFile for AggregatedFile {
     /// The file below, so that it recognises its own.
     fn as_any(&self) -> &dyn Any {
         self.inner.as_any()
+    }
+
+    fn local_copy<'a>(&'a self, _: &'a Context) -> Fut<'a, Option<Arc<dyn LocalCopy>>> {
+        Box::pin(async { None })
     }
 
     fn read<'a>(&'a self, cx: &'a Context, at: u64, into: BufMut) -> Fut<'a, Io<BufMut>> {

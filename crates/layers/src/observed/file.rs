@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use dray_core::{
     Allocate, AtOpen, Attr, Buf, BufMut, CallDetail, Context, Counted, DirPage, FileId, Fut,
-    Identity, Io, Lock, LockOwner, NodeId, ObservedCall, Op, OpenFile, OpenTotals, Result, Seek,
-    SetAttr, Via, Write, Xflags,
+    Identity, Io, LocalCopy, Lock, LockOwner, NodeId, ObservedCall, Op, OpenFile, OpenTotals,
+    Result, Seek, SetAttr, Via, Write, Xflags,
 };
 
 use super::{admitted, observe, plain, watch};
@@ -95,6 +95,10 @@ impl<O: Observer> OpenFile for ObservedFile<O> {
     /// The file below, so that it recognises its own through any number of observers.
     fn as_any(&self) -> &dyn Any {
         self.inner.as_any()
+    }
+
+    fn local_copy<'a>(&'a self, cx: &'a Context) -> Fut<'a, Option<Arc<dyn LocalCopy>>> {
+        self.inner.local_copy(cx)
     }
 
     fn read<'a>(&'a self, cx: &'a Context, at: u64, into: BufMut) -> Fut<'a, Io<BufMut>> {

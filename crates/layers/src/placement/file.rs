@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dray_core::{
     Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, Fut, IO_MAX_BYTES,
-    Io, Lock, LockOwner, Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write, Xflags,
+    Io, LocalCopy, Lock, LockOwner, Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write, Xflags,
 };
 
 use super::servers::PlacedServers;
@@ -103,6 +103,10 @@ impl OpenFile for PlacedFile {
 
     fn as_any(&self) -> &dyn Any {
         self
+    }
+
+    fn local_copy<'a>(&'a self, _: &'a Context) -> Fut<'a, Option<Arc<dyn LocalCopy>>> {
+        Box::pin(async { None })
     }
 
     fn read<'a>(&'a self, cx: &'a Context, at: u64, into: BufMut) -> Fut<'a, Io<BufMut>> {

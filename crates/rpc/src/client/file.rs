@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dray_core::{
     Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, Fate, FileId, Fut, Io,
-    Lock, LockOwner, Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write, Xflags,
+    LocalCopy, Lock, LockOwner, Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write, Xflags,
 };
 use dray_rt::timeout;
 
@@ -277,6 +277,10 @@ impl OpenFile for RemoteFile {
 
     fn as_any(&self) -> &dyn Any {
         self
+    }
+
+    fn local_copy<'a>(&'a self, _: &'a Context) -> Fut<'a, Option<Arc<dyn LocalCopy>>> {
+        Box::pin(async { None })
     }
 
     fn read<'a>(&'a self, cx: &'a Context, at: u64, into: BufMut) -> Fut<'a, Io<BufMut>> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use dray_core::{
     Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, FileId, FileSystem, Fut, Io,
-    Lock, LockOwner, OpenFile, OpenHow, Result, Seek, SetAttr, Write, Xflags,
+    LocalCopy, Lock, LockOwner, OpenFile, OpenHow, Result, Seek, SetAttr, Write, Xflags,
 };
 use dray_rt::sync::OnceCell;
 
@@ -55,6 +55,10 @@ impl OpenFile for LeasedDirectory {
 
     fn as_any(&self) -> &dyn Any {
         self
+    }
+
+    fn local_copy<'a>(&'a self, _: &'a Context) -> Fut<'a, Option<Arc<dyn LocalCopy>>> {
+        Box::pin(async { None })
     }
 
     fn read<'a>(&'a self, _: &'a Context, _: u64, into: BufMut) -> Fut<'a, Io<BufMut>> {

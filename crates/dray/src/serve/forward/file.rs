@@ -4,8 +4,8 @@ use std::any::Any;
 use std::sync::Arc;
 
 use dray_core::{
-    Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, FileId, Fut, Io, Lock, LockOwner, Op,
-    OpenFile, Result, Seek, SetAttr, Write, Xflags,
+    Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, FileId, Fut, Io, LocalCopy, Lock,
+    LockOwner, Op, OpenFile, Result, Seek, SetAttr, Write, Xflags,
 };
 
 use super::callers::CallerPolicy;
@@ -51,6 +51,10 @@ impl OpenFile for ForwardFile {
     /// The file of the session, so that it recognises its own.
     fn as_any(&self) -> &dyn Any {
         self.inner.as_any()
+    }
+
+    fn local_copy<'a>(&'a self, _: &'a Context) -> Fut<'a, Option<Arc<dyn LocalCopy>>> {
+        Box::pin(async { None })
     }
 
     fn read<'a>(&'a self, cx: &'a Context, at: u64, into: BufMut) -> Fut<'a, Io<BufMut>> {

@@ -315,6 +315,10 @@ impl OpenFile for LockingFile {
         })
     }
 
+    fn local_copy<'a>(&'a self, _: &'a Context) -> Fut<'a, Option<Arc<dyn LocalCopy>>> {
+        Box::pin(async { None })
+    }
+
     fn read<'a>(&'a self, cx: &'a Context, at: u64, into: BufMut) -> Fut<'a, Io<BufMut>> {
         Box::pin(async move {
             while self.table.stalled.load(Ordering::SeqCst) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dray_core::{
     Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, FileType, Fut, Io,
-    Lock, LockOwner, OpenFile, Result, Seek, SetAttr, Write, Xflags,
+    LocalCopy, Lock, LockOwner, OpenFile, Result, Seek, SetAttr, Write, Xflags,
 };
 
 use super::OwnDisks;
@@ -41,6 +41,10 @@ impl OpenFile for OwnDirectory {
 
     fn as_any(&self) -> &dyn Any {
         self
+    }
+
+    fn local_copy<'a>(&'a self, _: &'a Context) -> Fut<'a, Option<Arc<dyn LocalCopy>>> {
+        Box::pin(async { None })
     }
 
     fn read<'a>(&'a self, cx: &'a Context, at: u64, into: BufMut) -> Fut<'a, Io<BufMut>> {

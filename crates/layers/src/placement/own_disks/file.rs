@@ -6,7 +6,8 @@ use std::sync::{Arc, OnceLock};
 
 use dray_core::{
     Allocate, AtOpen, Attr, Buf, BufMut, Context, CreateHow, DirPage, Errno, Error, FileId, Fut,
-    IO_MAX_BYTES, Io, Lock, LockOwner, Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write, Xflags,
+    IO_MAX_BYTES, Io, LocalCopy, Lock, LockOwner, Op, OpenFile, OpenHow, Result, Seek, SetAttr,
+    Write, Xflags,
 };
 use dray_rt::sync::Semaphore;
 
@@ -195,6 +196,10 @@ impl OpenFile for OwnDisksFile {
 
     fn as_any(&self) -> &dyn Any {
         self
+    }
+
+    fn local_copy<'a>(&'a self, _: &'a Context) -> Fut<'a, Option<Arc<dyn LocalCopy>>> {
+        Box::pin(async { None })
     }
 
     fn read<'a>(&'a self, cx: &'a Context, at: u64, into: BufMut) -> Fut<'a, Io<BufMut>> {
