@@ -22,6 +22,7 @@ pub use mount::{MountFlags, MountOptions, mode_at, mount, remount, unmount};
 pub use notify::{Notifier, resend};
 pub use options::{Consistency, Host, NoHost, Options, Transport, TransportWish, WORKERS_MAX};
 pub use state::State;
+pub use state::passthrough::PassthroughStats;
 pub use worker::flight::InFlight;
 pub use worker::invalidator::{InvalidatorProcess, invalidate_nodes};
 pub use worker::jobs::JobTable;

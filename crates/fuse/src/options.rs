@@ -55,6 +55,9 @@ pub struct Options {
     /// Shared mappings that can be stored into are made. Programs of other mounts do not see what is in
     /// them until it is synced.
     pub shared_mmap: bool,
+    /// The kernel reads files of which there is a whole copy on a local disk by itself. Only where an open file may go
+    /// on with the version that was opened.
+    pub passthrough: bool,
     /// Transport wanted.
     pub transport: TransportWish,
     /// How long attributes are believed under close-to-open, unless an answer says it.
@@ -92,6 +95,7 @@ impl Default for Options {
             leases: false,
             kernel_checks: true,
             shared_mmap: true,
+            passthrough: false,
             transport: TransportWish::Auto,
             attr_validity: Duration::from_secs(1),
             entry_validity: Duration::from_secs(1),

@@ -1,6 +1,7 @@
 //! Which files and directories a request changes, for what was read ahead of it.
 
 use crate::front::Worker;
+use crate::front::passthrough::follow_soon;
 use crate::proto::abi::{fattr, init};
 use crate::proto::{
     AttributeOperation, CopyArgs, FileOperation, NameOperation, OpenOperation, Operation, Request,
@@ -14,6 +15,9 @@ impl Worker {
         if let Some(node) = changed_data(request) {
             // A read that was under way may leave what was there before.
             self.shared.pages.doubt(node);
+            if let Ok(id) = self.id(node) {
+                follow_soon(&self.shared, id);
+            }
         }
         if !self.shared.session.has(init::DO_READDIRPLUS) {
             return;

@@ -14,6 +14,7 @@ mod leased_pages;
 mod locks;
 mod names;
 mod open;
+pub(crate) mod passthrough;
 pub(crate) mod removed;
 pub(crate) mod undoing;
 mod xattr;
@@ -179,10 +180,12 @@ impl Worker {
     }
 
     fn forget(&self, node: u64, lookups: u64) {
-        let MountShared { nodes, versions, pages, lock_owners, capabilities, .. } = &*self.shared;
+        let MountShared { nodes, versions, pages, passthrough, lock_owners, capabilities, .. } =
+            &*self.shared;
         nodes.forget(node, lookups, || {
             versions.forget(node);
             pages.forget(node);
+            passthrough.forget(node);
             lock_owners.forget(node);
             capabilities.forget(node);
         });

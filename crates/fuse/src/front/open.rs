@@ -17,6 +17,7 @@ use crate::proto::wire::Small;
 use crate::state::capabilities::XattrQuery;
 use crate::state::changes;
 use crate::state::handles::OpenHandle;
+use crate::state::passthrough::OpenMode;
 use crate::state::stale_retries::{RetriedOpen, RetryCaller};
 use crate::transport::KernelAnswer;
 use crate::worker::versions::{OpenTime, PageDrop};
@@ -55,11 +56,18 @@ impl Worker {
         match *op {
             OpenOperation::Open { flags, open_flags } => {
                 let how = self.how(flags, open_flags);
+                let passes = self.before_open(cx, node, how.flags)?;
                 let file = self.open_believed(cx, (node, id), how).await?;
-                let (kernel, dropping) =
-                    self.kernel_flags(cx, (node, asked, before), &file, how.flags).await?;
-                let kernel = (kernel | self.past_the_cache(how.flags), dropping);
-                self.open_answer(cx, Small::new(), file, how.flags, kernel)
+                let mode = self.open_mode(cx, node, &file, passes).await?;
+                let kernel = match mode.as_ref().and_then(OpenMode::kernel_flags) {
+                    Some(through) => (through, None),
+                    None => {
+                        let (kernel, dropping) =
+                            self.kernel_flags(cx, (node, asked, before), &file, how.flags).await?;
+                        ((kernel | self.past_the_cache(how.flags), 0), dropping)
+                    }
+                };
+                self.open_answer(cx, Small::new(), (file, mode), how.flags, kernel)
             }
             OpenOperation::Opendir { flags } => {
                 let how = self.how(flags | libc::O_DIRECTORY as u32, 0);
@@ -70,7 +78,7 @@ impl Worker {
                     PageValidity::Never | PageValidity::UntilChanged => 0,
                     PageValidity::UntilRevoked => fopen::KEEP_CACHE | fopen::CACHE_DIR,
                 };
-                self.open_answer(cx, Small::new(), file, how.flags, (kernel, None))
+                self.open_answer(cx, Small::new(), (file, None), how.flags, ((kernel, 0), None))
             }
             OpenOperation::Create { name, flags, mode, open_flags, .. } => {
                 let how = self.create_how(flags, mode, open_flags);
@@ -100,6 +108,7 @@ impl Worker {
         how: CreateHow,
         (asked, before): (XattrQuery, changes::ChangeNumber),
     ) -> Result<KernelAnswer> {
+        self.before_created(entry.id);
         let out = self.entry(&entry, place, before)?;
         if let Some(seen) = file.at_open().filter(|seen| seen.no_capability)
             && let Some(node) = self.shared.nodes.find(entry.id)
@@ -117,7 +126,8 @@ impl Worker {
                 self.past_the_cache(how.open.flags)
             }
         };
-        self.open_answer(cx, out, file, how.open.flags, (kernel, None))
+        let mode = self.created_mode(&file);
+        self.open_answer(cx, out, (file, mode), how.open.flags, ((kernel, 0), None))
     }
 
     /// Appends must come in one piece, for the server to place. Through its page cache the kernel
@@ -137,11 +147,15 @@ impl Worker {
         &self,
         cx: &Context,
         mut out: Small,
-        file: Arc<dyn OpenFile>,
+        (file, mode): (Arc<dyn OpenFile>, Option<OpenMode>),
         flags: i32,
-        (kernel, dropping): (u32, Option<PageDrop>),
+        (kernel, dropping): ((u32, u32), Option<PageDrop>),
     ) -> Result<KernelAnswer> {
-        let fh = self.shared.handles.add(file, flags, cx.origin.request, dropping)?;
+        let handles = &self.shared.handles;
+        let fh = handles.add(file, flags, cx.origin.request, dropping)?;
+        if let Some(mode) = mode {
+            handles.find(fh)?.is_open_as(mode);
+        }
         reply::put_open(&mut out, fh, kernel);
         Ok(KernelAnswer::Small(out))
     }

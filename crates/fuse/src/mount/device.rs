@@ -30,6 +30,28 @@ pub fn clone_device(device: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     }
 }
 
+/// Hands the kernel `file`, which it may read in the place of a file of the mount. Answers the number by which it
+/// is known. Errors: `EPERM` without `CAP_SYS_ADMIN`, `ELOOP` where the file lies on a stacked file system.
+pub(crate) fn open_backing(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<u32> {
+    // `struct fuse_backing_map`: descriptor, flags, padding.
+    let map: [i32; 4] = [file.as_raw_fd(), 0, 0, 0];
+    // SAFETY: the kernel reads 16 bytes from `map`.
+    match unsafe { libc::ioctl(device.as_raw_fd(), abi::DEV_IOC_BACKING_OPEN as _, &map) } {
+        number @ 1.. => Ok(number as u32),
+        0 => Err(io::ErrorKind::InvalidData.into()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Gives a number of [`open_backing`] back. Open files that read the file go on.
+pub(crate) fn close_backing(device: BorrowedFd<'_>, number: u32) -> io::Result<()> {
+    // SAFETY: the kernel reads a u32 from `number`.
+    match unsafe { libc::ioctl(device.as_raw_fd(), abi::DEV_IOC_BACKING_CLOSE as _, &number) } {
+        0.. => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Puts a descriptor that somebody else opened into non-blocking mode.
 pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: no memory is passed.

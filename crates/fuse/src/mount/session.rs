@@ -22,6 +22,9 @@ const INIT_TIME: Duration = Duration::from_secs(10);
 /// wait, so that those that somebody waits for find some.
 const BACKGROUND_MAX: u16 = 64;
 const CONGESTED: u16 = 48;
+/// Copies that the kernel reads lie on a file system that is stacked on no other one. So a stacked one, such as
+/// overlayfs, may lie on the mount.
+const STACK_DEPTH: u32 = 1;
 /// What was read from the device for INIT must not be larger.
 const INIT_MAX_BYTES: usize = 8192 + IO_MAX_BYTES;
 
@@ -128,6 +131,9 @@ impl Offer {
         // A death between the two leaves a mount whose successor waits for INIT in vain
         // and gives up: nobody has used it yet.
         state.region.store(words::INIT_MINOR, u64::from(session.minor));
+        if session.has(init::PASSTHROUGH) {
+            state.mark_passthrough();
+        }
         state.region.store(words::INIT_FLAGS, session.flags);
         Ok(session)
     }
@@ -169,6 +175,9 @@ fn wanted(options: &Options) -> u64 {
     if options.consistency == Consistency::Immutable {
         flags |= init::CACHE_SYMLINKS;
     }
+    if options.passthrough {
+        flags |= init::PASSTHROUGH;
+    }
     flags
 }
 
@@ -187,7 +196,7 @@ fn answer(session: &KernelSession, offer: &InitArgs, request_s: u16) -> Small {
         .u16(pages)
         .u16(0)
         .u32((session.flags >> 32) as u32)
-        .u32(0)
+        .u32(if session.has(init::PASSTHROUGH) { STACK_DEPTH } else { 0 })
         .u16(if session.has(init::REQUEST_TIMEOUT) { request_s } else { 0 })
         .zeros(22)
 }

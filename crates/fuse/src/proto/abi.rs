@@ -85,6 +85,7 @@ pub mod init {
     pub const CREATE_SUPP_GROUP: u64 = 1 << 34;
     pub const HAS_EXPIRE_ONLY: u64 = 1 << 35;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub const PASSTHROUGH: u64 = 1 << 37;
     pub const NO_EXPORT_SUPPORT: u64 = 1 << 38;
     pub const HAS_RESEND: u64 = 1 << 39;
     pub const OVER_IO_URING: u64 = 1 << 41;
@@ -113,6 +114,7 @@ pub mod init {
         (CREATE_SUPP_GROUP, "create_supp_group"),
         (HAS_EXPIRE_ONLY, "has_expire_only"),
         (DIRECT_IO_ALLOW_MMAP, "direct_io_allow_mmap"),
+        (PASSTHROUGH, "passthrough"),
         (NO_EXPORT_SUPPORT, "no_export_support"),
         (HAS_RESEND, "has_resend"),
         (OVER_IO_URING, "over_io_uring"),
@@ -127,6 +129,7 @@ pub mod fopen {
     pub const KEEP_CACHE: u32 = 1 << 1;
     pub const CACHE_DIR: u32 = 1 << 3;
     pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
+    pub const PASSTHROUGH: u32 = 1 << 7;
 }
 
 /// Which attributes a SETATTR changes.
@@ -172,3 +175,7 @@ pub mod notify {
 
 /// `ioctl(2)` on a descriptor of /dev/fuse: attach it to the connection of another one.
 pub const DEV_IOC_CLONE: libc::c_ulong = 0x8004_e500;
+/// The same: take a file that the kernel may read in the place of one of the mount. Answers its number.
+pub const DEV_IOC_BACKING_OPEN: libc::c_ulong = 0x4010_e501;
+/// The same: give such a number back.
+pub const DEV_IOC_BACKING_CLOSE: libc::c_ulong = 0x4004_e502;

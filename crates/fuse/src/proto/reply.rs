@@ -65,9 +65,10 @@ pub(crate) fn attr(attr: &Attr, valid: Duration) -> Small {
     out
 }
 
-pub(crate) fn put_open(out: &mut Small, fh: u64, flags: u32) {
+/// `backing`: the number of the file that the kernel reads instead, or 0.
+pub(crate) fn put_open(out: &mut Small, fh: u64, (flags, backing): (u32, u32)) {
     out.put_u64s([fh]);
-    out.put_u32s([flags, 0]);
+    out.put_u32s([flags, backing]);
 }
 
 pub(crate) fn statx(attr: &Attr, valid: Duration) -> Small {

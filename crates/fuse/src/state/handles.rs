@@ -5,7 +5,7 @@
 //! a restart is opened when it is first needed.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use dray_core::{
     Context, Errno, Error, FileId, FileSystem, IdMap, LockOwner, OpenFile, OpenHow, RequestId,
@@ -13,6 +13,7 @@ use dray_core::{
 };
 
 use crate::front::dirs::Listing;
+use crate::state::passthrough::OpenMode;
 use crate::state::{HANDLES_MAX, State, header};
 use crate::worker::versions::PageDrop;
 
@@ -40,6 +41,8 @@ pub(crate) struct OpenHandle {
     drops: AtomicU64,
     /// A page of a mapping has been written through it.
     mapped: AtomicBool,
+    /// How the kernel has it open, where that matters.
+    mode: OnceLock<OpenMode>,
     /// What was read of a directory and not yet asked for.
     pub(crate) listing: Mutex<Listing>,
 }
@@ -80,6 +83,11 @@ impl OpenHandle {
             return None; // as good as always
         }
         Some(PageDrop(self.drops.swap(0, Ordering::Relaxed))).filter(|dropping| dropping.0 != 0)
+    }
+
+    /// To be said before the kernel hears of the handle.
+    pub(crate) fn is_open_as(&self, mode: OpenMode) {
+        let _ = self.mode.set(mode); // it is said once
     }
 
     fn slot(&self) -> MutexGuard<'_, Option<Arc<dyn OpenFile>>> {
@@ -264,6 +272,7 @@ fn handle(
         file,
         drops,
         mapped: AtomicBool::new(false),
+        mode: OnceLock::new(),
         listing,
     })
 }

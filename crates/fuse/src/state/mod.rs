@@ -7,6 +7,7 @@ pub(crate) mod handles;
 pub(crate) mod kernel_pages;
 pub(crate) mod moved;
 pub(crate) mod nodes;
+pub(crate) mod passthrough;
 pub(crate) mod places;
 pub(crate) mod published;
 pub(crate) mod region;
@@ -21,6 +22,9 @@ use crate::state::region::{Region, memfd};
 /// "drayfuse", and the version of the layout below it.
 const MAGIC: u64 = 0x6472_6179_6675_7365;
 const VERSION: u64 = 5;
+/// Of a mount whose files the kernel may read from copies. The layout is the same. A daemon that does not know of copies
+/// would open such files in a way that the kernel refuses.
+const VERSION_PASSTHROUGH: u64 = 6;
 /// The oldest version whose layout is known here: without `RING_ROOM`, and with `EPOCH` 0, as before 5.
 const VERSION_OLDEST: u64 = 3;
 
@@ -113,9 +117,10 @@ impl State {
             return Err(refused("it is something else".into()));
         }
         match state.region.load(header::VERSION) {
-            VERSION_OLDEST..=VERSION => Ok(state),
+            VERSION_OLDEST..=VERSION_PASSTHROUGH => Ok(state),
             version => Err(refused(format!(
-                "its layout is version {version}, this dray knows {VERSION_OLDEST} to {VERSION}"
+                "its layout is version {version}, this dray knows {VERSION_OLDEST} to \
+                 {VERSION_PASSTHROUGH}"
             ))),
         }
     }
@@ -123,6 +128,11 @@ impl State {
     /// The memfd, for a supervisor to keep.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.region.fd()
+    }
+
+    /// The kernel has agreed to read copies of files.
+    pub(crate) fn mark_passthrough(&self) {
+        self.region.store(header::VERSION, VERSION_PASSTHROUGH);
     }
 
     /// Whether INIT was done by a predecessor: the kernel never repeats it.
@@ -176,12 +186,12 @@ mod tests {
     // proves: P137
     #[test]
     fn memory_of_a_neighbouring_version_is_taken_over_and_no_other() {
-        for known in VERSION_OLDEST..=VERSION {
+        for known in VERSION_OLDEST..=VERSION_PASSTHROUGH {
             assert_eq!(with_word(header::VERSION, known), Ok(()));
         }
-        for other in [VERSION_OLDEST - 1, VERSION + 1, 99] {
+        for other in [VERSION_OLDEST - 1, VERSION_PASSTHROUGH + 1, 99] {
             let said = with_word(header::VERSION, other).unwrap_err();
-            assert!(said.contains(&format!("version {other}, this dray knows 3 to 5")), "{said}");
+            assert!(said.contains(&format!("version {other}, this dray knows 3 to 6")), "{said}");
         }
         assert!(with_word(header::MAGIC, 1).unwrap_err().contains("something else"));
         let short = adopted(|file| file.set_len(8192).unwrap()).unwrap_err();

@@ -222,6 +222,17 @@ impl Nodes {
         Ok(self.reference(slot))
     }
 
+    /// The next lookup of the file makes another node. This one stays for those who have it.
+    pub(crate) fn divert(&self, node: u64) {
+        let mut index = self.lock();
+        let Ok(slot) = self.slot_of(node) else { return };
+        let id = self.id_at(slot);
+        if slot != 0 && index.slots.get(&id) == Some(&slot) {
+            self.set(slot, REUSE, self.get(slot, REUSE) | FLAG_APART);
+            index.slots.remove(&id);
+        }
+    }
+
     /// The kernel has renamed something.
     pub(crate) fn renamed(&self, from: (u64, &Name), to: (u64, &Name), how: RenameHow) {
         let mut index = self.lock();
@@ -399,6 +410,23 @@ mod tests {
         assert_eq!(nodes.id(first.node).unwrap(), id(7));
         nodes.forget(first.node, 1, || ());
         assert_eq!(nodes.id(first.node).unwrap_err().errno(), Errno::ESTALE);
+    }
+
+    #[test]
+    fn a_file_that_is_diverted_gets_another_node_and_keeps_the_former_one() {
+        let state = State::create().unwrap();
+        let nodes = Nodes::new(state.clone(), ROOT);
+        let former = nodes.remember(id(7), None).unwrap().node;
+        nodes.divert(former);
+        nodes.divert(ROOT_NODE);
+        assert_eq!((nodes.find(id(7)), nodes.find(ROOT)), (None, Some(ROOT_NODE)));
+        let next = nodes.remember(id(7), None).unwrap().node;
+        assert_ne!(former, next);
+        let successor = Nodes::new(state, ROOT);
+        assert_eq!(successor.find(id(7)), Some(next));
+        assert_eq!(successor.id(former).unwrap(), id(7));
+        successor.forget(former, 1, || ());
+        assert_eq!((successor.find(id(7)), successor.id(former).is_err()), (Some(next), true));
     }
 
     #[test]

@@ -20,6 +20,7 @@ use dray_core::{Context, FileId, Name};
 use dray_rt::sync::watch;
 use dray_rt::{Instant, now, sleep, timeout};
 
+use crate::front::passthrough::{follow_now, follow_soon};
 use crate::notify::{expire_entry, inval_inode};
 use crate::worker::drop_requests::{DropRequest, DropRequests, NUMBER_BYTES};
 use crate::worker::shared::MountShared;
@@ -215,6 +216,7 @@ fn never_wait(pipe: BorrowedFd<'_>) -> io::Result<()> {
 /// Has the kernel forget what it knows of `files`, soon.
 pub(crate) fn drop_soon(shared: &Arc<MountShared>, files: &[FileId]) {
     files.iter().for_each(|file| shared.changes.note(*file));
+    files.iter().for_each(|file| follow_soon(shared, *file));
     let nodes: BTreeSet<u64> = files.iter().filter_map(|file| shared.nodes.find(*file)).collect();
     nodes.iter().for_each(|node| shared.versions.changed_by_others(*node));
     drop_nodes_soon(shared, nodes);
@@ -226,6 +228,7 @@ pub(crate) fn drop_soon(shared: &Arc<MountShared>, files: &[FileId]) {
 pub(crate) async fn drop_now(shared: &Arc<MountShared>, cx: &Context, node: u64) {
     if let Ok(file) = shared.nodes.id(node) {
         shared.changes.note(file);
+        follow_now(shared, cx, file).await;
     }
     // Waits for nothing in a file that is open. If it fails, the attributes run out by themselves.
     let _ = inval_inode(shared.device.as_fd(), node, None);

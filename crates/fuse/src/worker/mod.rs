@@ -30,6 +30,7 @@ use crate::mount::session::KernelSession;
 use crate::notify::Notifier;
 use crate::options::{Options, Transport};
 use crate::state::State;
+use crate::state::passthrough::PassthroughStats;
 use crate::transport::classic;
 use crate::transport::queues::Queues;
 use crate::worker::crew::Job;
@@ -85,6 +86,8 @@ pub struct Stats {
     pub nodes: usize,
     /// Files and directories that are open.
     pub handles: usize,
+    /// Files that the kernel reads by itself.
+    pub passthrough: PassthroughStats,
     /// Requests taken up so far, by operation.
     pub counts: Vec<(&'static str, u64)>,
     /// Requests taken up so far, by worker.
@@ -218,6 +221,7 @@ impl Reporter {
             workers: self.workers,
             nodes: self.shared.nodes.count(),
             handles: self.shared.handles.count(),
+            passthrough: self.shared.passthrough.stats(),
             counts: self.shared.flights.counts(),
             taken: self.shared.flights.taken(),
             bytes: self.shared.flights.bytes(),

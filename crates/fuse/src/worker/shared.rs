@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use dray_core::{NodeId, Pid, SessionControl, Stack, TellJobs};
+use dray_core::{FileType, NodeId, Pid, SessionControl, Stack, TellJobs};
 
 use crate::front::cache_mode::CacheMode;
 use crate::front::removed::RemovedDirectories;
@@ -18,6 +18,7 @@ use crate::state::changes::RecentChanges;
 use crate::state::handles::Handles;
 use crate::state::kernel_pages::KernelPages;
 use crate::state::nodes::Nodes;
+use crate::state::passthrough::Passthrough;
 use crate::state::published::PublishedAnswers;
 use crate::state::stale_retries::StaleRetries;
 use crate::worker::flight::Flights;
@@ -47,6 +48,8 @@ pub(crate) struct MountShared {
     pub(crate) versions: Versions,
     /// Of files under leases.
     pub(crate) pages: KernelPages,
+    /// Which files the kernel reads by itself.
+    pub(crate) passthrough: Arc<Passthrough>,
     pub(crate) capabilities: Capabilities,
     pub(crate) changes: RecentChanges,
     /// What the kernel was given under leases.
@@ -82,6 +85,16 @@ impl MountShared {
             let open = handles.ids().into_iter().filter_map(|id| nodes.find(id));
             open.for_each(|node| _ = pages.opened(node));
         }
+        let passthrough = Passthrough::new(device.clone(), session.has(init::PASSTHROUGH));
+        if adopted && passthrough.is_agreed() {
+            // Which of them read copies, and which, the predecessor knew.
+            let open = handles.ids().into_iter().filter_map(|id| nodes.find(id));
+            let open = open.filter(|node| nodes.type_of(*node) != Some(FileType::Directory));
+            open.collect::<Vec<u64>>().into_iter().for_each(|node| {
+                passthrough.inherited(node);
+                nodes.divert(node);
+            });
+        }
         let lock_owners = match adopted {
             true => LockOwners::of_predecessor(&nodes, stack.session.lock_owners()),
             false => LockOwners::default(),
@@ -102,6 +115,7 @@ impl MountShared {
             lock_owners,
             versions: Versions::default(),
             pages,
+            passthrough: Arc::new(passthrough),
             capabilities: Capabilities::default(),
             changes: RecentChanges::default(),
             published,

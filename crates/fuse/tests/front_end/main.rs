@@ -10,6 +10,7 @@ mod listing;
 mod locks;
 mod mapping;
 mod mount;
+mod passthrough;
 mod removed;
 mod spares;
 mod validity;

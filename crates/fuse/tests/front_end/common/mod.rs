@@ -90,6 +90,15 @@ pub fn mounted_with_spares(
 
 /// The same with these options, but for what all tests have alike.
 pub fn mounted_with(transport: Transport, options: Options) -> Option<TestMount> {
+    mounted_around(transport, options, |stack| stack)
+}
+
+/// The same with what `wrap` puts around the file system.
+pub fn mounted_around(
+    transport: Transport,
+    options: Options,
+    wrap: impl FnOnce(Stack) -> Stack,
+) -> Option<TestMount> {
     // SAFETY: no memory is passed.
     if unsafe { libc::geteuid() } != 0 || !Path::new("/dev/fuse").exists() {
         eprintln!("skipped: mounting needs root and /dev/fuse");
@@ -124,7 +133,7 @@ pub fn mounted_with(transport: Transport, options: Options) -> Option<TestMount>
     let locks = Arc::new(Table::default());
     let session = NotifyingSession::default();
     let served = LockingFs { inner: memory.clone(), table: locks.clone() };
-    let stack = Stack { fs: Arc::new(served), session: Arc::new(session.clone()) };
+    let stack = wrap(Stack { fs: Arc::new(served), session: Arc::new(session.clone()) });
     let per_thread: PerThread = Arc::new(move |_, _| {
         let stack = stack.clone();
         Box::pin(async move { Ok(stack) })
