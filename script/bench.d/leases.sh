@@ -22,6 +22,9 @@ bench_leases() {
     mount_dray "$port" "$WORK/cold" leases=yes
     mkdir -m 700 "$WORK/cache"
     mount_dray "$port" "$WORK/cached" "leases=yes,cache=$WORK/cache,cache_size=4G"
+    mount_dray "$port" "$WORK/through" "consistency=immutable,cache=$WORK/cache,cache_size=4G"
+    mount_dray "$port" "$WORK/asked" \
+        "consistency=immutable,cache=$WORK/cache,cache_size=4G,cache_passthrough=no"
     DRAY=$DRAY ROUNDS=$ROUNDS FILES=$FILES FILE_MIB=$FILE_MIB CACHE=$WORK/cache BARE=$STORE/data \
         python3 script/bench.d/leases.py "$WORK" | tee "$OUT/leases.jsonl"
     "$BENCH" batch --target "dray://127.0.0.1:$port/data" --rounds "$ROUNDS" | tee -a "$OUT/leases.jsonl"

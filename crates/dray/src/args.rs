@@ -318,14 +318,21 @@ pub struct MountArgs {
     ///   leases=yes|no         believe names and attributes under strict
     ///                         until the server recalls them, if the export
     ///                         has leases, too [default: no]
-    ///   cache=DIR             keep what is read on a local disk, under
-    ///                         leases (dray-cache(1))
+    ///   cache=DIR             keep what is read on a local disk
+    ///                         (dray-cache(1)); strict needs leases=yes
     ///   cache_size=SIZE       how much it takes at most [default: 10G]
     ///   cache_rules=RULES     which files it keeps: conditions behind &,
     ///                         rules behind |, of path=PATTERN, ext=NAME,
     ///                         uid=N, gid=N, project=N, job=PATTERN,
     ///                         size>SIZE, size<SIZE, age>SECONDS and
     ///                         age<SECONDS [default: all]
+    ///   cache_passthrough=yes|no
+    ///                         the kernel reads by itself what the cache
+    ///                         has whole, under immutable, and under
+    ///                         close-to-open with ro [default: yes]
+    ///   config=FILE           a file with a table [cache], whose dir,
+    ///                         size, rules and passthrough are these
+    ///                         options; what is said here has precedence
     ///   replay=SIZE           how much of what is written and not on media
     ///                         is kept, to be sent again if the server's
     ///                         machine loses power; 0: nothing

@@ -1,5 +1,6 @@
 //! `dray mount`.
 
+mod config_file;
 mod connection;
 pub(crate) mod daemon;
 pub(crate) mod flusher;
@@ -62,6 +63,7 @@ pub fn run(args: MountArgs) -> Result<(), Failure> {
 }
 
 fn run_mount(mut args: MountArgs) -> Result<(), Failure> {
+    args.options = config_file::expand(&args.options)?;
     let mut plan = MountPlan::parse(&args.options)?;
     if plan.remount {
         return remount::remount(&args, plan);
@@ -371,6 +373,7 @@ impl Mount {
             kernel_checks: self.kernel_checks(),
             leases: self.plan.leases,
             shared_mmap: self.plan.shared_mmap,
+            passthrough: self.plan.passes_through(),
             transport: self.plan.transport,
             attr_validity: self.plan.attr_validity,
             entry_validity: self.plan.attr_validity,
@@ -396,7 +399,6 @@ fn open_cache(options: CacheOptions) -> Option<Arc<LocalCache>> {
         .ok()
 }
 
-/// What is wrong with the directory of a cache, and what helps.
 /// What the rules of a cache can go by.
 fn facts(reporter: &Arc<Reporter>) -> MountFacts {
     let (of_paths, of_jobs) = (Arc::downgrade(reporter), Arc::downgrade(reporter));
@@ -409,6 +411,7 @@ fn facts(reporter: &Arc<Reporter>) -> MountFacts {
     }
 }
 
+/// What is wrong with the directory of a cache, and what helps.
 fn cache_trouble(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::PermissionDenied => {

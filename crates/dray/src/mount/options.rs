@@ -48,6 +48,8 @@ pub struct MountPlan {
     pub cache_bytes: u64,
     /// Which files it keeps, as it was said.
     pub cache_rules: Option<String>,
+    /// The kernel may read by itself what is there whole.
+    pub cache_passthrough: bool,
     /// How long attributes and names are believed under close-to-open.
     pub attr_validity: Duration,
     /// Unsynced writes kept for a server that loses power, bytes.
@@ -83,6 +85,7 @@ impl Default for MountPlan {
             cache: None,
             cache_bytes: CACHE_BYTES,
             cache_rules: None,
+            cache_passthrough: true,
             attr_validity: Duration::from_secs(1),
             replay_bytes: 64 << 20,
             workers: 0,
@@ -102,7 +105,7 @@ const CACHE_BYTES: u64 = 10 << 30;
 const CACHE_MIN_BYTES: u64 = 16 << 20;
 
 /// Options that mean something to us.
-const KNOWN: [&str; 26] = [
+const KNOWN: [&str; 28] = [
     "timeout",
     "consistency",
     "transport",
@@ -126,6 +129,8 @@ const KNOWN: [&str; 26] = [
     "cache",
     "cache_size",
     "cache_rules",
+    "cache_passthrough",
+    "config",
     "metrics",
     "retry",
     "remount",
@@ -133,7 +138,7 @@ const KNOWN: [&str; 26] = [
 
 /// What shells offer of these behind `-o`: with each value that is a word, or with what comes before
 /// a value.
-pub const OFFERED: [&str; 33] = [
+pub const OFFERED: [&str; 36] = [
     "ro",
     "rw",
     "nosuid",
@@ -162,6 +167,9 @@ pub const OFFERED: [&str; 33] = [
     "cache=",
     "cache_size=",
     "cache_rules=",
+    "cache_passthrough=yes",
+    "cache_passthrough=no",
+    "config=",
     "leases=no",
     "transport=auto",
     "transport=uring",
@@ -228,9 +236,9 @@ impl MountPlan {
         }
         let mut options = options.iter().filter(|option| !option.is_empty());
         options.try_for_each(|one| plan.set(one, auth))?;
-        if plan.cache.is_some() && !plan.leases {
-            let what =
-                "mount option `cache`: it needs leases=yes, here and for the export at the server";
+        if plan.cache.is_some() && plan.consistency == Consistency::Strict && !plan.leases {
+            let what = "mount option `cache`: under consistency=strict it needs leases=yes, here and for the \
+                        export at the server";
             return Err(Failure::usage(what.to_owned()));
         }
         if plan.leases && plan.consistency != Consistency::Strict {
@@ -249,6 +257,17 @@ impl MountPlan {
             size_bytes: self.cache_bytes,
             rules: rules.unwrap_or_default(), // they were checked when they were read
         })
+    }
+
+    /// Whether the kernel may read by itself what the cache has whole. Only where an open file may go on with the
+    /// version that was opened, and where this mount does not change it.
+    pub fn passes_through(&self) -> bool {
+        let may = match self.consistency {
+            Consistency::Strict => false,
+            Consistency::CloseToOpen => self.read_only,
+            Consistency::Immutable => true,
+        };
+        may && self.cache_passthrough && self.cache.is_some()
     }
 
     /// The flags for mount(2).
@@ -280,6 +299,7 @@ impl MountPlan {
             ("cache", none_or(self.cache.as_ref().map(|dir| dir.display().to_string()))),
             ("cache_size", self.cache_bytes.to_string()),
             ("cache_rules", none_or(self.cache_rules.clone())),
+            ("cache_passthrough", if self.cache_passthrough { "yes" } else { "no" }.to_owned()),
         ]
     }
 
@@ -326,6 +346,11 @@ impl MountPlan {
                 CacheRules::parse(needed()?).map_err(|what| wrong(&what))?;
                 self.cache_rules = value.map(str::to_owned);
             }
+            "cache_passthrough" => {
+                self.cache_passthrough =
+                    parse_yes_no(value.unwrap_or("yes")).map_err(|what| wrong(&what))?
+            }
+            "config" => return Err(wrong("it is not read here")),
             "transport" => {
                 self.transport = parse_transport(needed()?).map_err(|what| wrong(&what))?
             }
@@ -411,6 +436,22 @@ mod tests {
         assert_eq!((plan.timeout, plan.allow_other, plan.workers), (None, Some(true), 2));
         assert_eq!(plan.attr_validity, Duration::from_secs(10));
         assert!(plan.shared_mmap && !parse("ro,noshared_mmap").unwrap().shared_mmap);
+    }
+
+    // proves: P267
+    #[test]
+    fn the_kernel_reads_the_cache_where_open_files_need_not_change() {
+        for (text, may) in [
+            ("leases=yes,cache=/c", false),
+            ("consistency=close-to-open,cache=/c", false),
+            ("consistency=close-to-open,cache=/c,ro", true),
+            ("consistency=immutable,cache=/c", true),
+            ("consistency=immutable,cache=/c,cache_passthrough=no", false),
+            ("consistency=immutable", false),
+        ] {
+            assert_eq!(parse(text).unwrap().passes_through(), may, "{text}");
+        }
+        assert!(parse("cache=/c").unwrap_err().message.contains("leases=yes"));
     }
 
     #[test]

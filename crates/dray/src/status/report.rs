@@ -11,7 +11,7 @@ use dray_client::{
     ChannelStats, ClientConnection, LeaseMemoryStatus, LossEvent, SessionStatus, UnsyncedStatus,
 };
 use dray_core::NodeId;
-use dray_fuse::{Consistency, InFlight, JobTable, Reporter, Transport};
+use dray_fuse::{Consistency, InFlight, JobTable, PassthroughStats, Reporter, Transport};
 use dray_rpc::server::{ClientStatus, LeaseStatus, Server, ServerStatus};
 use dray_rt::Instant;
 use serde_json::{Value, json};
@@ -36,7 +36,7 @@ pub struct ServerReport {
 }
 
 /// What the cache on the local disk has done since the daemon began.
-fn local_cache(cache: &LocalCache) -> Value {
+fn local_cache(cache: &LocalCache, passthrough: &PassthroughStats) -> Value {
     let counts = &cache.counts;
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     json!({
@@ -48,7 +48,19 @@ fn local_cache(cache: &LocalCache) -> Value {
         "stored_bytes": count(&counts.stored_bytes),
         "unleased": count(&counts.unleased),
         "errors": count(&counts.errors),
+        "passthrough": {
+            "agreed": passthrough.agreed,
+            "files": passthrough.files,
+            "opens": passthrough.opens,
+            "refused": passthrough.refused.map(|errno| refusal(errno).to_string()),
+            "left_behind": passthrough.left_behind,
+        },
     })
+}
+
+/// Why the kernel does not read files of the cache by itself.
+fn refusal(errno: i32) -> std::io::Error {
+    std::io::Error::from_raw_os_error(errno)
 }
 
 fn seconds(time: Duration) -> f64 {
@@ -328,7 +340,7 @@ impl MountReport {
                 "servers": servers(projection, &self.session),
             })),
             "process": { "copied_bytes": dray_core::copied_bytes() },
-            "cache": self.cache.as_ref().map(|cache| local_cache(cache)),
+            "cache": self.cache.as_ref().map(|cache| local_cache(cache, &stats.passthrough)),
             "unsynced": unsynced(&UnsyncedStatus::sum(sessions.iter().map(|one| &one.unsynced))),
             "ops": counts,
             "read_bytes": stats.bytes.0,

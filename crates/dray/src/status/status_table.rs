@@ -212,6 +212,24 @@ fn leases_and_cache(report: &Value, out: &mut String) {
             cache["hits"], cache["misses"], cache["unleased"], cache["errors"],
         );
         line(out, &said);
+        passthrough(&cache["passthrough"], out);
+    }
+}
+
+/// Files of the cache that the kernel reads by itself.
+fn passthrough(report: &Value, out: &mut String) {
+    if report["agreed"] != true {
+        return;
+    }
+    line(
+        out,
+        &format!(
+            "  read by the kernel itself: {} files now, {} opens",
+            report["files"], report["opens"]
+        ),
+    );
+    if let Some(why) = report["refused"].as_str() {
+        line(out, &format!("  the kernel refuses to: {why}"));
     }
 }
 

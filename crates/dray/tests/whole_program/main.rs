@@ -9,6 +9,7 @@ mod audit;
 mod audit_network;
 mod believed;
 mod beside;
+mod cached;
 mod cluster;
 mod command;
 mod common;

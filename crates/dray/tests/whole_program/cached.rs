@@ -1,0 +1,138 @@
+//! The cache on a local disk without leases, and files that the kernel reads from it by itself.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::common::daemons::{daemon, signal, wait_for_daemon};
+use crate::common::{self, Rig, on_transports, wait_for};
+use serde_json::Value;
+
+const FILE_BYTES: usize = 3_000_000;
+
+fn cache_of(rig: &Rig, at: &Path) -> Value {
+    let status = rig.demand(&["status", at.to_str().unwrap(), "--json"]);
+    serde_json::from_str::<Value>(&status).unwrap()["cache"].clone()
+}
+
+fn files(rig: &Rig, at: &Path) -> Value {
+    cache_of(rig, at)["passthrough"]["files"].clone()
+}
+
+fn reads(rig: &Rig, at: &Path) -> Value {
+    let status = rig.demand(&["status", at.to_str().unwrap(), "--json"]);
+    serde_json::from_str::<Value>(&status).unwrap()["ops"]["read"].clone()
+}
+
+/// A server, a mount without a cache, and a file of `byte`.
+fn begin(transport: &str) -> (Rig, PathBuf) {
+    let (mut rig, plain) = {
+        let mut rig = Rig::new();
+        rig.serve(&[]);
+        let plain = rig.mount("plain", transport);
+        (rig, plain)
+    };
+    write(&mut rig, &plain, b'a');
+    (rig, plain)
+}
+
+fn write(_: &mut Rig, plain: &Path, byte: u8) {
+    fs::write(plain.join("file"), vec![byte; FILE_BYTES]).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(200)); // the times of the file are past
+}
+
+/// Mounts with the cache, as a configuration file has it, and fetches the file.
+fn mount_and_fetch(rig: &mut Rig, name: &str, options: &str) -> PathBuf {
+    let (config, cache) = (rig.path("mount.toml"), rig.path("cache"));
+    let text = format!("[cache]\ndir = {cache:?}\nsize = \"64M\"\nrules = [\"path=/file\"]\n");
+    fs::write(&config, text).unwrap();
+    let at = rig.mount(name, &format!("config={},{options}", config.display()));
+    let said = rig.demand(&["cache", "attach", at.join("file").to_str().unwrap()]);
+    assert_eq!(said, "1 of 1 files are in the cache, whole\n");
+    at
+}
+
+// proves: P267
+// proves: P270
+#[test]
+fn the_kernel_reads_a_file_of_the_cache_until_it_is_closed() {
+    if common::skipped() {
+        return;
+    }
+    on_transports(|transport| {
+        let (mut rig, _plain) = begin(transport);
+        let at = mount_and_fetch(&mut rig, "cached", &format!("consistency=immutable,{transport}"));
+        let status = cache_of(&rig, &at);
+        assert_eq!(status["limit_bytes"], 64 << 20);
+        if status["passthrough"]["agreed"] != true || !status["passthrough"]["refused"].is_null() {
+            eprintln!("skipped: {status}");
+            return;
+        }
+        let before = reads(&rig, &at);
+        let file = File::open(at.join("file")).unwrap();
+        let mut content = vec![0; FILE_BYTES + 1];
+        assert_eq!(file.read_at(&mut content, 0).unwrap(), FILE_BYTES);
+        assert!(content[..FILE_BYTES].iter().all(|byte| *byte == b'a'));
+        assert_eq!((reads(&rig, &at), files(&rig, &at)), (before, 1.into()));
+        drop(file);
+        wait_for("the copy is given back", || files(&rig, &at) == 0);
+        // A program in it is executed.
+        fs::copy("/bin/true", rig.path("export/true")).unwrap();
+        fs::set_permissions(rig.path("export/true"), fs::Permissions::from_mode(0o755)).unwrap();
+        rig.umount(&at);
+        let options =
+            format!("consistency=immutable,cache={},{transport}", rig.path("cache").display());
+        let at = rig.mount("cached", &options);
+        let program = at.join("true").display().to_string();
+        rig.demand(&["cache", "attach", &program]);
+        let opens = cache_of(&rig, &at)["passthrough"]["opens"].as_u64();
+        assert!(std::process::Command::new(&program).status().unwrap().success());
+        assert!(cache_of(&rig, &at)["passthrough"]["opens"].as_u64() > opens);
+        rig.umount(&at);
+    });
+}
+
+// proves: P268
+#[test]
+fn open_files_follow_others_and_outlive_the_daemon() {
+    if common::skipped() {
+        return;
+    }
+    on_transports(|transport| {
+        let (mut rig, plain) = begin(transport);
+        let at = mount_and_fetch(
+            &mut rig,
+            "cached",
+            &format!("consistency=close-to-open,ro,{transport}"),
+        );
+        let file = File::open(at.join("file")).unwrap();
+        if files(&rig, &at) != 1 {
+            eprintln!("skipped: {}", cache_of(&rig, &at));
+            return;
+        }
+        let first = |file: &File| {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, FILE_BYTES as u64 - 1).unwrap();
+            byte[0]
+        };
+        assert_eq!(first(&file), b'a');
+        write(&mut rig, &plain, b'b');
+        let next = File::open(at.join("file")).unwrap();
+        assert_eq!(first(&next), b'b', "an open sees what was closed before");
+        wait_for("the open file follows", || first(&file) == b'b');
+        // A daemon that knows nothing of it goes on.
+        drop(next);
+        let before = daemon(&at).unwrap();
+        signal(before, libc::SIGKILL);
+        assert_eq!(first(&file), b'b', "no daemon is needed");
+        wait_for("another daemon", || daemon(&at).is_some_and(|now| now != before));
+        wait_for_daemon(&at);
+        write(&mut rig, &plain, b'c');
+        assert_eq!(first(&File::open(at.join("file")).unwrap()), b'c');
+        rig.demand(&["cache", "attach", at.join("file").to_str().unwrap()]);
+        let again = File::open(at.join("file")).unwrap();
+        assert_eq!((first(&again), files(&rig, &at)), (b'c', 1.into()));
+        drop((file, again));
+        rig.umount(&at);
+    });
+}
