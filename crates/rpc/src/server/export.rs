@@ -5,11 +5,11 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dray_core::{CallAdmission, Context, Fence, FileSystem, Result, Shares};
+use dray_core::{CallAdmission, Context, Fence, FileSystem, OnOutsideChanges, Result, Shares};
 use dray_fabric::{BufferPool, HEAD_MAX_BYTES, Peer};
 use dray_rt::ExecutorHandle;
 
-use crate::server::leases::LeaseTable;
+use crate::server::leases::{LeaseTable, OutsideChanges};
 use crate::server::log_throttle::LogThrottle;
 use crate::server::mappings::Mappings;
 use crate::server::options::ServerOptions;
@@ -91,6 +91,8 @@ pub struct Export {
     pub(crate) replayed: ReplayedChanges,
     pub(crate) tickets: Tickets,
     pub(crate) watchers: Watchers,
+    /// Hears of changes outside dray.
+    pub(crate) outside: Arc<OutsideChanges>,
     /// None: nothing is leased.
     pub(crate) lease_table: Option<Arc<LeaseTable>>,
     pub(crate) mappings: Mappings,
@@ -131,6 +133,7 @@ impl Export {
             definition: None,
             definition_only: false,
             leases: false,
+            outside: Arc::default(),
             lease_table: None,
             gives_object_ids: false,
             ranges: Arc::default(),
@@ -155,7 +158,7 @@ impl Export {
     pub(super) fn within(self, options: &ServerOptions) -> Export {
         let table = || Arc::new(LeaseTable::new(options));
         Export {
-            lease_table: (self.leases && !self.writes_late).then(table),
+            lease_table: self.may_lease().then(table),
             files: Arc::new(Shares::new(options.open_files_max)),
             lock_owners: Arc::new(Shares::new(options.lock_owners_max)),
             ..self
@@ -177,6 +180,17 @@ impl Export {
     /// The same, for a server that may be succeeded by another one once its `lease` has ended.
     pub fn that_is_leased(self, lease: Arc<ServingLease>) -> Export {
         Export { lease: Some(Arc::new(LeaseFence::now(lease))), ..self }
+    }
+
+    /// Whether anything of it is ever leased.
+    pub fn may_lease(&self) -> bool {
+        self.leases && !self.writes_late
+    }
+
+    /// Is to be notified of changes outside dray, so that leases end with them. They may come before the export is
+    /// opened.
+    pub fn on_outside_changes(&self) -> Arc<dyn OnOutsideChanges> {
+        self.outside.clone()
     }
 
     /// Whether it has been withdrawn, or is about to be.

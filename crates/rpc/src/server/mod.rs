@@ -43,7 +43,7 @@ pub use journal::{
     ANSWER_MAX_BYTES, INTENT_MAX_BYTES, Journal, MemoryJournal, PersistentRecord, SessionRecord,
     SlotLog, SlotRecord,
 };
-pub use leases::LeaseStatus;
+pub use leases::{LeaseStatus, OutsideStatus};
 pub use options::{ServerOptions, StateLoss};
 pub use recovery::tally::RecoveryStatus;
 pub use replication::{

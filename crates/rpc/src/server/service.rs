@@ -371,7 +371,9 @@ impl Inner {
         let instance = withdrawn.map_or(self.instance, |_| random_u64());
         export.ranges.stamps.begin_above(withdrawn.unwrap_or(0));
         self.epoch.stamps_given(export.ranges.stamps.newest());
-        Arc::new(Export { pool, tickets, instance, ..export.within(&self.options) })
+        let export = Arc::new(Export { pool, tickets, instance, ..export.within(&self.options) });
+        export.outside.are_of(&export);
+        export
     }
 
     async fn restore(&self, export: &Arc<Export>, loss: StateLoss) -> Result<(), ExportLost> {

@@ -81,18 +81,7 @@ impl LeaseChange {
 
     /// Sends the recalls. The change goes on when the waits have ended; none: at once.
     pub(crate) fn recall(&mut self) -> Option<LeaseWaits> {
-        let Recalls { to_send, others, ended, directories, quiet_until } =
-            std::mem::take(&mut self.recalls);
-        if to_send.is_empty() && others.is_empty() && ended.is_empty() && quiet_until.is_none() {
-            return None; // nearly always
-        }
-        let mut recalls = others;
-        for (who, number, items) in to_send {
-            who.recall(number.number, items);
-            recalls.push((who, number));
-        }
-        let table = self.table.clone();
-        Some(LeaseWaits { table, recalls, ended, directories, quiet_until, begun: now() })
+        LeaseWaits::send(&self.table, std::mem::take(&mut self.recalls))
     }
 }
 
@@ -113,6 +102,21 @@ pub(crate) struct LeaseWaits {
 }
 
 impl LeaseWaits {
+    /// Sends recalls. None: there is nothing to wait for.
+    pub(super) fn send(table: &Arc<LeaseTable>, recalls: Recalls) -> Option<LeaseWaits> {
+        let Recalls { to_send, others, ended, directories, quiet_until } = recalls;
+        if to_send.is_empty() && others.is_empty() && ended.is_empty() && quiet_until.is_none() {
+            return None; // nearly always
+        }
+        let mut recalls = others;
+        for (who, number, items) in to_send {
+            who.recall(number.number, items);
+            recalls.push((who, number));
+        }
+        let table = table.clone();
+        Some(LeaseWaits { table, recalls, ended, directories, quiet_until, begun: now() })
+    }
+
     /// Ends at the latest when no client can believe what was leased to it.
     pub(crate) async fn wait(self) {
         for (who, number) in &self.recalls {

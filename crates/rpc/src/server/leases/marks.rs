@@ -55,13 +55,16 @@ pub(super) struct FinishedChanges(u64);
 pub(super) struct Marks {
     rows: Box<[AtomicU64]>,
     last: AtomicU64,
+    /// The number of the last change that may have been of anything.
+    of_all: AtomicU64,
     hash: IdHash,
 }
 
 impl Marks {
     pub(super) fn new() -> Marks {
         let rows = (0..ROWS).map(|_| AtomicU64::new(0)).collect();
-        Marks { rows, last: AtomicU64::new(0), hash: IdHash::default() }
+        let (last, of_all) = (AtomicU64::new(0), AtomicU64::new(0));
+        Marks { rows, last, of_all, hash: IdHash::default() }
     }
 
     pub(super) fn row(&self, part: Part<'_>) -> MarkRow {
@@ -92,10 +95,17 @@ impl Marks {
         }
     }
 
+    /// Anything may have been changed, and that is over.
+    pub(super) fn all_changed(&self) {
+        let number = self.last.fetch_add(1, Ordering::SeqCst) + 1;
+        self.of_all.fetch_max(number, Ordering::SeqCst);
+    }
+
     /// Whether nothing there was under change since then, but one change of the asker's `own`.
     pub(super) fn is_unchanged(&self, row: MarkRow, since: FinishedChanges, own: bool) -> bool {
         let now = self.rows[usize::from(row.0)].load(Ordering::SeqCst);
-        now & CHANGING == u64::from(own) && now >> CHANGING_BITS <= since.0
+        let last = (now >> CHANGING_BITS).max(self.of_all.load(Ordering::SeqCst));
+        now & CHANGING == u64::from(own) && last <= since.0
     }
 }
 
@@ -119,6 +129,10 @@ mod tests {
         for began in [before, within] {
             assert!(!marks.is_unchanged(row, began, false), "it may have seen half of the change");
         }
+        assert!(marks.is_unchanged(row, marks.now(), false));
+        let before = marks.now();
+        marks.all_changed();
+        assert!(!marks.is_unchanged(row, before, false), "anything may have changed");
         assert!(marks.is_unchanged(row, marks.now(), false));
     }
 }

@@ -29,6 +29,11 @@ impl Rest {
         self.until.is_some_and(|until| now < until)
     }
 
+    /// When the last rest ends, or has ended; none: there was none.
+    pub(super) fn ends(&self) -> Option<Instant> {
+        self.until
+    }
+
     /// A lease is recalled. A recall that comes soon after a rest makes the next rest longer.
     pub(super) fn begin(&mut self, now: Instant) {
         let soon = self.until.is_some_and(|until| now < until + self.time);

@@ -94,7 +94,13 @@ impl LeaseHolder {
         Some((number, state.held.oldest(count)))
     }
 
-    fn nothing_to_give_back(&self, number: RecallNumber) {
+    /// The number of a recall of all that it has, as far as one message takes it.
+    pub(super) fn begin_to_take(&self) -> (RecallNumber, Vec<FileId>) {
+        let number = self.begin_recall();
+        (number, self.state().held.oldest(RECALL_ITEMS_MAX))
+    }
+
+    pub(super) fn nothing_to_give_back(&self, number: RecallNumber) {
         self.state().pending.remove(&number.number);
     }
 }

@@ -1,6 +1,6 @@
 //! Which session has a lease of which file.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,6 +12,7 @@ use dray_rt::{Instant, now};
 use super::counts::{LeaseStatus, RecallCounts};
 use super::holder::{LeaseHolder, RecallNumber};
 use super::marks::{FinishedChanges, MarkRow, Marks, Part};
+use super::outside::OutsideRests;
 use super::rests::Rest;
 use crate::server::log_throttle::LogThrottle;
 use crate::server::options::ServerOptions;
@@ -41,6 +42,7 @@ pub(crate) struct LeaseTable {
     former: Mutex<Former>,
     pub(super) counts: RecallCounts,
     pub(super) fenced: LogThrottle,
+    pub(super) outside: OutsideRests,
     pub(super) never_recalls: bool,
     pub(super) never_recalls_listings: bool,
     pub(super) never_marks: bool,
@@ -143,6 +145,7 @@ impl LeaseTable {
             former: Mutex::default(),
             counts: RecallCounts::default(),
             fenced: LogThrottle::default(),
+            outside: OutsideRests::default(),
             never_recalls: broken.is(Sabotage::LeaseRecalls),
             never_recalls_listings: broken.is(Sabotage::LeaseListings),
             never_marks: broken.is(Sabotage::LeaseMarks),
@@ -229,6 +232,26 @@ impl LeaseTable {
         LeaseSince { changes: self.marks.now(), epoch: who.epoch() }
     }
 
+    /// Whether anything of these kinds is leased of a file.
+    pub(super) fn is_leased(&self, file: FileId, kinds: LeaseKinds) -> bool {
+        let (shard, _) = self.shard(file);
+        let leases = shard.files.get(&file).into_iter().flatten();
+        leases.into_iter().any(|lease| !lease.kinds.common(kinds).is_empty())
+    }
+
+    /// All that have leases, each once.
+    pub(super) fn holders(&self) -> Vec<Arc<LeaseHolder>> {
+        let mut holders: HashMap<*const LeaseHolder, Arc<LeaseHolder>> = HashMap::new();
+        for shard in &self.shards {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            for lease in shard.files.values().flatten() {
+                let who = Arc::as_ptr(&lease.who);
+                holders.entry(who).or_insert_with(|| lease.who.clone());
+            }
+        }
+        holders.into_values().collect()
+    }
+
     fn shard(&self, file: FileId) -> (MutexGuard<'_, Shard>, usize) {
         let hash = self.hash.hash_one(file) as usize;
         let shard = self.shards[hash % SHARDS].lock().unwrap_or_else(PoisonError::into_inner);
@@ -248,7 +271,7 @@ impl LeaseTable {
         own: &[MarkRow],
         part: Part<'_>,
     ) -> bool {
-        if shard.rests[rest_of(part.kind())][place].rests(now()) {
+        if shard.rests[rest_of(part.kind())][place].rests(now()) || self.outside.rests() {
             return false;
         }
         let unchanged = |part| {
@@ -355,6 +378,16 @@ impl LeaseTable {
         recalls: &mut Recalls,
     ) {
         self.collect_former(changer, broken, recalls);
+        self.collect_held(changer, broken, recalls);
+    }
+
+    /// The same without those to whom a server before us may have leased anything.
+    pub(super) fn collect_held(
+        &self,
+        changer: Option<&Arc<LeaseHolder>>,
+        broken: &FileBreaks<'_>,
+        recalls: &mut Recalls,
+    ) {
         let (mut shard, place) = self.shard(broken.id);
         let Shard { files, rests } = &mut *shard;
         let Some(leases) = files.get_mut(&broken.id) else { return };

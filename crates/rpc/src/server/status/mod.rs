@@ -14,7 +14,7 @@ use dray_rt::Instant;
 
 use crate::server::execute::ShownOperand;
 use crate::server::export::Export;
-use crate::server::leases::LeaseStatus;
+use crate::server::leases::{LeaseStatus, OutsideStatus};
 use crate::server::recovery::tally::RecoveryStatus;
 use crate::server::service::{Inner, lock};
 use crate::server::session::ServerSession;
@@ -46,6 +46,8 @@ pub struct ServerStatus {
     pub mapped_twice: Vec<(String, u64)>,
     /// Names of the exports that lease something, and their leases.
     pub leases: Vec<(String, LeaseStatus)>,
+    /// The same names, and what became of changes outside dray.
+    pub outside: Vec<(String, OutsideStatus)>,
     /// The cost of a loss of the machine's power.
     pub recovery: RecoveryStatus,
     /// The refusals to clients, which leave others their share.
@@ -65,6 +67,7 @@ impl ServerStatus {
         self.repeated_calls += other.repeated_calls;
         self.mapped_twice.extend(other.mapped_twice);
         self.leases.extend(other.leases);
+        self.outside.extend(other.outside);
         self.recovery = self.recovery.and(other.recovery);
         self.refused = self.refused.and(other.refused);
         self
@@ -234,6 +237,9 @@ impl Inner {
         let leases = |export: &Arc<Export>| {
             Some((export.name.clone(), export.lease_table.as_ref()?.status()))
         };
+        let outside = |export: &Arc<Export>| {
+            export.lease_table.as_ref().map(|_| (export.name.clone(), export.outside.status()))
+        };
         let (operations, subjects, operations_left_out) = self.operations();
         let status = ServerStatus {
             exports: exports.iter().map(kind).collect(),
@@ -245,6 +251,7 @@ impl Inner {
             buffer_limit_bytes: pool.limit_bytes,
             mapped_twice: exports.iter().map(mapped_twice).collect(),
             leases: exports.iter().filter_map(leases).collect(),
+            outside: exports.iter().filter_map(outside).collect(),
             recovery: self.recovery(),
             refused: self.refused(),
         };
