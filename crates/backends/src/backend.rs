@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_core::{FileId, FileSystem, FsUuid, Fut, Result};
+use dray_core::{FileId, FileSystem, FsUuid, Fut, OnOutsideChanges, Result};
 
 pub use crate::posix::{DescriptorStore, Difference, ExportLocation, FsIdentity, OnDeath, Squash};
 
@@ -246,6 +246,17 @@ pub trait Backend: FileSystem {
     /// When those clients have come back, or cannot any more: removes what was kept of their files
     /// (`are_ours`) and is not open here.
     fn forget_removed(&self, are_ours: &dyn Fn(FileId) -> bool);
+
+    /// From now on `on_changes` is notified of changes outside dray, until the backend is left or dropped. Nothing is
+    /// reported where an administrator has not asked for it. Errors: why nothing is, though it was asked for, in words
+    /// for people.
+    fn watch_outside(
+        &self,
+        on_changes: Arc<dyn OnOutsideChanges>,
+    ) -> std::result::Result<(), String>;
+
+    /// Why changes outside dray are not reported, in words for people; none: they are.
+    fn outside_unnoticed(&self) -> Option<String>;
 
     /// This backend is about to be dropped, and clients will open their files again in its
     /// successor.

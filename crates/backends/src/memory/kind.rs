@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_core::{FileId, Fut, Result};
+use dray_core::{FileId, Fut, OnOutsideChanges, Result};
 
 use super::{MemoryFs, MemoryOptions};
 use crate::backend::{
@@ -130,6 +130,14 @@ impl Backend for MemoryFs {
     }
 
     fn forget_removed(&self, _: &dyn Fn(FileId) -> bool) {}
+
+    fn watch_outside(&self, _: Arc<dyn OnOutsideChanges>) -> std::result::Result<(), String> {
+        Ok(())
+    }
+
+    fn outside_unnoticed(&self) -> Option<String> {
+        Some("nothing changes the memory of this server but dray".to_owned())
+    }
 
     fn leave(&self) {}
 }

@@ -20,6 +20,7 @@ use super::lanes::{DeferredClose, Lane, Lanes};
 use super::lower_fs::{BTRFS, EXT, LowerFs};
 use super::mounts_below::MountsBelow;
 use super::options::{DescriptorStore, Inline, PosixOptions};
+use super::outside::OutsideWatch;
 use super::parent::SeenInside;
 use super::path_log::LogIdentity;
 use super::paths::{Numbering, PathTable};
@@ -71,6 +72,8 @@ pub(crate) struct Core {
     pub(super) nowait_reads_fail: AtomicBool,
     pub(super) nowait_writes_fail: AtomicBool,
     pub(crate) watch: ExportWatch,
+    /// Changes outside dray.
+    pub(super) outside: OutsideWatch,
 }
 
 /// The caller of an operation, after squashing.
@@ -154,6 +157,7 @@ impl Core {
             proc_fd,
             lanes,
             watch: ExportWatch::new(),
+            outside: OutsideWatch::default(),
             options,
         }))
     }

@@ -58,6 +58,7 @@ impl PosixFs {
     /// Files that were deleted meanwhile are kept for that.
     pub fn leave(&self) {
         self.core.files.leave();
+        self.core.outside.end();
     }
 }
 

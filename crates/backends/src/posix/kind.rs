@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_core::{FileId, Fut, Result};
+use dray_core::{FileId, Fut, OnOutsideChanges, Result};
 
 use super::{Inline, PosixFs, PosixOptions, Root, source::DirectorySource};
 use crate::backend::{
@@ -29,7 +29,7 @@ impl BackendKind for PosixKind {
     }
 
     fn options(&self) -> &'static [&'static str] {
-        &["direct", "inline", "threads", "mountpoint"]
+        &["direct", "inline", "threads", "mountpoint", "watch_outside"]
     }
 
     fn configure(
@@ -43,6 +43,7 @@ impl BackendKind for PosixKind {
             squash: settings.squash,
             inline: inline(settings)?,
             direct: settings.switch("direct")?,
+            watches_outside: settings.switch("watch_outside")?,
             threads_max: if threads == 0 { defaults.threads_max } else { threads as usize },
             ..defaults
         };
@@ -168,6 +169,17 @@ impl Backend for PosixFs {
         PosixFs::forget_removed(self, are_ours);
     }
 
+    fn watch_outside(
+        &self,
+        on_changes: Arc<dyn OnOutsideChanges>,
+    ) -> std::result::Result<(), String> {
+        PosixFs::watch_outside(self, on_changes)
+    }
+
+    fn outside_unnoticed(&self) -> Option<String> {
+        PosixFs::outside_unnoticed(self)
+    }
+
     fn leave(&self) {
         PosixFs::leave(self);
     }
@@ -197,9 +209,14 @@ mod tests {
             let source = format!("{:?}", configured(&[("mountpoint", value)]).unwrap());
             assert!(source.contains(&format!("mountpoint: {mountpoint},")), "{source}");
         }
-        let source = configured(&[("inline", "never"), ("direct", "yes"), ("threads", "7")]);
+        let source = configured(&[
+            ("inline", "never"),
+            ("direct", "yes"),
+            ("threads", "7"),
+            ("watch_outside", "yes"),
+        ]);
         let source = format!("{:?}", source.unwrap());
-        for word in ["inline: Never", "direct: true", "threads_max: 7,"] {
+        for word in ["inline: Never", "direct: true", "threads_max: 7,", "watches_outside: true"] {
             assert!(source.contains(word), "{source}");
         }
         assert!(format!("{:?}", configured(&[("threads", "0")])).contains("threads_max: 16,"));

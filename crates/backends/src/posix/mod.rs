@@ -28,6 +28,7 @@ mod mounts_below;
 mod names;
 mod open_file;
 mod options;
+mod outside;
 mod parent;
 mod path_log;
 mod path_rewrite;

@@ -141,6 +141,10 @@ pub struct PosixOptions {
     /// Deleted files that are open are kept in a hidden directory of the export, for another server that
     /// goes on for their clients. Then there is no use for `descriptor_store`.
     pub keeps_removed: bool,
+    /// Changes outside dray are noticed, if somebody asks for them
+    /// ([`PosixFs::watch_outside`](super::PosixFs::watch_outside)). Each change of the export itself costs up to a
+    /// microsecond then.
+    pub watches_outside: bool,
     /// Is notified when the file system below has died. None: its calls fail, and nothing else
     /// happens.
     pub on_death: Option<Arc<dyn OnDeath>>,
@@ -166,6 +170,7 @@ impl Default for PosixOptions {
             locks_max: 1 << 20,
             descriptor_store: None,
             keeps_removed: false,
+            watches_outside: false,
             on_death: None,
         }
     }

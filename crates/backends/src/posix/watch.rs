@@ -4,6 +4,7 @@
 //! That costs two stores to memory of the thread, and no look at a clock. The check of the marks reads
 //! the clock. A call that an earlier check saw has lasted at least since that check.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -26,6 +27,8 @@ pub(crate) struct LastingCalls {
 #[derive(Default)]
 #[repr(align(64))]
 struct ThreadMark {
+    /// The kernel's number of the thread.
+    thread: i32,
     /// Counts beginnings and ends of calls: odd inside of one.
     count: AtomicU64,
     export: AtomicU64,
@@ -50,7 +53,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn new_mark() -> Arc<ThreadMark> {
-    let mark = Arc::new(ThreadMark::default());
+    // SAFETY: the call cannot fail.
+    let thread = unsafe { libc::gettid() };
+    let mark = Arc::new(ThreadMark { thread, ..ThreadMark::default() });
     let mut marks = lock(&MARKS);
     marks.retain(|mark| mark.strong_count() > 0); // threads end
     marks.push(Arc::downgrade(&mark));
@@ -80,6 +85,14 @@ impl ExportWatch {
             let _inside = SeenInside(mark);
             work()
         })
+    }
+
+    /// The threads whose last call was for this export.
+    pub(crate) fn threads(self) -> HashSet<i32> {
+        let marks = lock(&MARKS);
+        let marks = marks.iter().filter_map(Weak::upgrade);
+        let mine = marks.filter(|mark| mark.export.load(Ordering::Relaxed) == self.0);
+        mine.map(|mark| mark.thread).collect()
     }
 
     /// Calls that have lasted for `least` or longer, as far as earlier looks can tell.

@@ -7,6 +7,7 @@ mod fenced;
 mod learned;
 mod names;
 mod open;
+mod outside;
 mod removed;
 mod rig;
 mod rights;

@@ -331,6 +331,14 @@ impl ExportState {
         self.fs().and_then(|fs| fs.servers_away())
     }
 
+    /// Why changes outside dray are not noticed, in words; none: they are.
+    pub fn outside_unnoticed(&self) -> Option<String> {
+        match self.fs() {
+            Some(fs) => fs.outside_unnoticed(),
+            None => Some("the export is not open".to_owned()),
+        }
+    }
+
     /// What is known of the file system below, if it hangs.
     pub fn hang(&self) -> Option<Hang> {
         match (self.fs(), self.starting()) {

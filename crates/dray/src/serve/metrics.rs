@@ -3,7 +3,7 @@
 use dray_cluster::EtcdMembership;
 use dray_layers::aggregate::AggregateCounts;
 use dray_layers::metrics::PrometheusText;
-use dray_rpc::server::{LeaseStatus, Membership, RecoveryStatus, RefusedStatus};
+use dray_rpc::server::{LeaseStatus, Membership, OutsideStatus, RecoveryStatus, RefusedStatus};
 
 use crate::metrics_http::MetricKind::{self, Counter, Gauge};
 use crate::metrics_http::{head, sample};
@@ -23,6 +23,7 @@ pub fn text(report: &ServerReport) -> String {
     held_back(report, &mut text);
     mapped_twice(&status.mapped_twice, &mut text);
     leases(&status.leases, &mut text);
+    outside(&status.outside, &mut text);
     aggregates(report, &mut text);
     slices(report, &mut text);
     audits(report, &mut text);
@@ -222,6 +223,29 @@ fn leases(exports: &[(String, LeaseStatus)], text: &mut String) {
         head(text, &name, kind, help);
         for (export, leases) in exports {
             sample(text, &name, &format!("export=\"{export}\""), value(leases));
+        }
+    }
+}
+
+/// Changes outside dray, of exports that lease anything.
+fn outside(exports: &[(String, OutsideStatus)], text: &mut String) {
+    if exports.is_empty() {
+        return;
+    }
+    type Value = fn(&OutsideStatus) -> u64;
+    let values: [(&str, &str, Value); 2] = [
+        ("changes", "Changes beside dray of files that were leased.", |outside| outside.changes),
+        (
+            "missed",
+            "Times that changes beside dray were missed, and all leases recalled.",
+            |outside| outside.missed,
+        ),
+    ];
+    for (name, help, value) in values {
+        let name = format!("dray_outside_{name}_total");
+        head(text, &name, Counter, help);
+        for (export, outside) in exports {
+            sample(text, &name, &format!("export=\"{export}\""), value(outside));
         }
     }
 }

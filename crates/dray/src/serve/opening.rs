@@ -188,6 +188,7 @@ impl ExportOpener {
         let stack = self.stack(below, &mut executor)?;
         let mut export = self.export(&self.plan.name, &stack);
         let Some(slices) = &self.slices else {
+            self.watch_outside(&*backend, &export);
             let opened = executor.block_on(self.server.open(export, loss));
             return opened.map_err(|ExportLost| self.died());
         };
@@ -208,6 +209,19 @@ impl ExportOpener {
             slices.end();
             self.died()
         })
+    }
+
+    /// Leases end with changes beside dray, as far as what is below tells of these.
+    fn watch_outside(&self, backend: &dyn Backend, export: &Export) {
+        if !export.may_lease() {
+            return;
+        }
+        if let Err(why) = backend.watch_outside(export.on_outside_changes()) {
+            log::warn!(
+                "export `{}`: changes beside dray are not noticed: {why}; clients with leases may not see them",
+                self.plan.name
+            );
+        }
     }
 
     /// Where writes are kept that are not synced.

@@ -12,7 +12,7 @@ use dray_client::{
 };
 use dray_core::NodeId;
 use dray_fuse::{Consistency, InFlight, JobTable, PassthroughStats, Reporter, Transport};
-use dray_rpc::server::{ClientStatus, LeaseStatus, Server, ServerStatus};
+use dray_rpc::server::{ClientStatus, LeaseStatus, OutsideStatus, Server, ServerStatus};
 use dray_rt::Instant;
 use serde_json::{Value, json};
 
@@ -134,6 +134,7 @@ impl ServerReport {
         let mapped_twice = status.mapped_twice.iter().find(|(name, _)| *name == export.name);
         let mapped_twice = mapped_twice.map_or(0, |(_, files)| *files);
         let leases = status.leases.iter().find(|(name, _)| *name == export.name);
+        let outside = status.outside.iter().find(|(name, _)| *name == export.name);
         let ops: Value =
             serde_json::from_str(&export.metrics.snapshot().json()).unwrap_or(Value::Null);
         json!({
@@ -155,6 +156,7 @@ impl ServerReport {
             "ops": ops,
             "mapped_twice": mapped_twice,
             "leases": leases.map(|(_, leases)| lease_counts(leases)),
+            "outside": outside.map(|(_, counts)| outside_changes(counts, export.outside_unnoticed())),
             "aggregate": export.aggregate_counts().map(|counts| {
                 let named = counts.named().map(|(name, count)| (name.to_owned(), json!(count)));
                 Value::Object(named.collect())
@@ -250,6 +252,16 @@ fn lease_counts(leases: &LeaseStatus) -> Value {
         "acknowledged": leases.acknowledged,
         "expired": leases.expired,
         "fences": leases.fences,
+    })
+}
+
+/// What became of changes outside dray, and why they are not noticed, if they are not.
+fn outside_changes(counts: &OutsideStatus, unnoticed: Option<String>) -> Value {
+    json!({
+        "noticed": unnoticed.is_none(),
+        "why_not": unnoticed,
+        "changes": counts.changes,
+        "missed": counts.missed,
     })
 }
 

@@ -71,6 +71,19 @@ fn audit_text(audit: &Value) -> String {
     said
 }
 
+/// What an export with leases notices of changes beside dray, in words.
+fn outside_text(outside: &Value) -> String {
+    let (changes, missed) = (&outside["changes"], outside["missed"].as_u64().unwrap_or(0));
+    let mut said = match outside["why_not"].as_str() {
+        Some(why) => return format!("leases; changes beside dray are not noticed: {why}"),
+        None => format!("leases; {changes} changes beside dray noticed"),
+    };
+    if missed > 0 {
+        said += &format!(", MISSED some {missed} times");
+    }
+    said
+}
+
 fn server(report: &Value, room: Option<usize>, out: &mut String) {
     let listen: Vec<String> = list(&report["listen"]).iter().map(text).collect();
     let (pid, up) = (&report["pid"], age(&report["uptime_s"]));
@@ -126,6 +139,9 @@ fn server(report: &Value, room: Option<usize>, out: &mut String) {
         }
         if let audit @ Value::Object(_) = &export["audit"] {
             line(out, &format!("  {}: {}", text(&export["name"]), audit_text(audit)));
+        }
+        if let outside @ Value::Object(_) = &export["outside"] {
+            line(out, &format!("  {}: {}", text(&export["name"]), outside_text(outside)));
         }
         let starting = &export["starting"];
         if let (false, Some(why)) = (starting["held_back"].is_null(), starting["error"].as_str()) {

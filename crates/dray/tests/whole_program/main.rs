@@ -25,6 +25,7 @@ mod held_back;
 mod inside;
 mod keyless;
 mod leases;
+mod leases_outside;
 mod limits;
 mod mappings;
 mod memory;

@@ -2,12 +2,14 @@
 //! that ended with `EINTR`. Nothing here knows exports, identities or caches.
 
 mod data;
+mod fanotify;
 mod meta;
 mod open;
 mod uuid;
 mod xattr;
 
 pub(crate) use data::*;
+pub(crate) use fanotify::*;
 pub(crate) use meta::*;
 pub(crate) use open::*;
 pub(crate) use uuid::*;

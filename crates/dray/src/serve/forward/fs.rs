@@ -7,8 +7,8 @@ use std::time::Duration;
 use dray_backends::backend::{Backend, ExportLocation, Hang};
 use dray_core::{
     Access, Attr, Buf, Context, CreateHow, Entry, Errno, FileId, FileSystem, FsInfo, Fut, Make,
-    Name, Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, Timestamp, Uid,
-    XattrSet,
+    Name, OnOutsideChanges, Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs,
+    Timestamp, Uid, XattrSet,
 };
 
 use super::callers::CallerPolicy;
@@ -370,6 +370,14 @@ impl Backend for ForwardFs {
     }
 
     fn forget_removed(&self, _: &dyn Fn(FileId) -> bool) {}
+
+    fn watch_outside(&self, _: Arc<dyn OnOutsideChanges>) -> std::result::Result<(), String> {
+        Ok(())
+    }
+
+    fn outside_unnoticed(&self) -> Option<String> {
+        Some("the servers above do not tell of changes".to_owned())
+    }
 
     fn leave(&self) {}
 }
