@@ -9,7 +9,7 @@ use std::sync::Arc;
 use dray_core::{Context, Errno, Error, FileId, FileType, LocalCopy, OpenFile, Result};
 
 use crate::front::Worker;
-use crate::state::passthrough::{OpenMode, version_of};
+use crate::state::passthrough::{OpenMode, ReadCopy, version_of};
 use crate::worker::shared::MountShared;
 
 impl Worker {
@@ -130,11 +130,7 @@ pub(crate) async fn follow_now(shared: &Arc<MountShared>, cx: &Context, id: File
     }
 }
 
-async fn follow(
-    shared: &MountShared,
-    cx: &Context,
-    (copy, files): (Arc<dyn LocalCopy>, Vec<Arc<dyn OpenFile>>),
-) {
+async fn follow(shared: &MountShared, cx: &Context, (copy, files): ReadCopy) {
     // Some of them may be about to be closed.
     for file in files {
         if copy.refresh(cx, &*file).await.is_ok() {

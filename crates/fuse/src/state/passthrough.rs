@@ -38,6 +38,9 @@ pub struct PassthroughStats {
     pub left_behind: u64,
 }
 
+/// A copy, and the open files that read it.
+pub(crate) type ReadCopy = (Arc<dyn LocalCopy>, Vec<Arc<dyn OpenFile>>);
+
 /// A version of a file, as its attributes at an opening name it.
 pub(crate) type OpenedVersion = (u64, Timestamp, Timestamp);
 
@@ -250,7 +253,7 @@ impl Passthrough {
     }
 
     /// A file has changed: no further opens read its copies. Answers these, each with the open files that read it.
-    pub(crate) fn changed(&self, id: FileId) -> Vec<(Arc<dyn LocalCopy>, Vec<Arc<dyn OpenFile>>)> {
+    pub(crate) fn changed(&self, id: FileId) -> Vec<ReadCopy> {
         if !self.agreed {
             return Vec::new();
         }
