@@ -51,7 +51,7 @@ const BUDGETS: [Budget; 12] = [
     budget("create_close", 4.5, 18.0, 0.0, 1.0, 18.0),
     // Creation and write. The answers bring the attributes of directory and file, which are looked up at the server
     // and leased.
-    budget("small_file_leased", 20.0, 50.0, 4096.0, 2.0, 36.0),
+    budget("small_file_leased", 11.5, 31.0, 4096.0, 2.0, 36.0),
     budget("put_4k", 3.5, 22.0, 4096.0, 1.0, 9.0),
     budget("remove", 2.1, 9.1, 0.0, 1.0, 9.0),
 ];
