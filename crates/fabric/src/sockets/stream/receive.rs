@@ -141,7 +141,7 @@ impl Receiver {
                 }
             };
             self.take(cx, sink, &scratch[..read], until)?;
-            if self.paused {
+            if self.paused || now() >= until {
                 break;
             }
         }

@@ -126,27 +126,50 @@ impl Sink for Slow {
     }
 }
 
-/// Whatever had arrived of one connection was worked off before any other connection was served.
+/// Whatever had arrived of one connection was worked off before any other connection was served: first all
+/// frames, then those with large data.
 // proves: P132
 #[test]
 fn one_connection_leaves_others_their_share() {
     const FRAMES: usize = 20;
+    for data_bytes in [0, 64 << 10] {
+        longest_run(FRAMES, data_bytes);
+    }
+}
+
+fn longest_run(frames: usize, data_bytes: usize) {
+    let prefix = Prefix { head_bytes: 4, data_bytes };
+    let mut one = [&prefix.encode()[..], b"work"].concat();
+    one.resize(prefix.body_at() + data_bytes, 0);
     Executor::new(DriverKind::Epoll).unwrap().block_on(async {
         let (connection, mut theirs) = pair();
         let events = Arc::new(Mutex::new(Vec::new()));
         let mut sink = Slow(events.clone());
-        std::io::Write::write_all(&mut theirs, &frame(b"work").repeat(FRAMES)).unwrap();
+        theirs.set_nonblocking(false).unwrap();
+        let writer = std::thread::spawn(move || {
+            std::io::Write::write_all(&mut theirs, &one.repeat(frames)).unwrap();
+            theirs
+        });
         let runner = connection.clone();
-        spawn(async move { drop(runner.run(&mut sink).await) });
-        let handled = || events.lock().unwrap().iter().filter(|it| **it == "frame").count();
-        while handled() < FRAMES {
+        let ended = events.clone();
+        spawn(async move {
+            let error = runner.run(&mut sink).await;
+            ended.lock().unwrap().push("ended");
+            drop(error);
+        });
+        let count = |what| events.lock().unwrap().iter().filter(|it| **it == what).count();
+        while count("frame") < frames {
+            assert_eq!(count("ended"), 0);
             yield_now().await;
-            events.lock().unwrap().push("other");
+            let mut events = events.lock().unwrap();
+            if events.last() != Some(&"other") {
+                events.push("other");
+            }
         }
         let events = events.lock().unwrap();
         let longest = events.split(|event| *event == "other").map(<[_]>::len).max();
-        assert!(longest <= Some(2), "{events:?}");
-        drop(theirs);
+        assert!(longest <= Some(2), "{data_bytes}: {events:?}");
+        drop(writer.join().unwrap());
     });
 }
 
