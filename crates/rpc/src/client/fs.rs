@@ -242,7 +242,7 @@ impl FileSystem for RemoteFs {
                 self.found_here(cx, dir, outcome.as_ref().ok());
                 return outcome;
             }
-            if cx.pid.0 == 0 || !link.opens_ahead() {
+            if cx.pid.0 == 0 || cx.only_looks || !link.opens_ahead() {
                 return self.lookup_alone(cx, dir, name).await;
             }
             let handle = link.handle_of(cx);

@@ -132,9 +132,14 @@ impl AnswerDelays {
         self.pause = if late { 1 << self.times } else { 0 };
     }
 
+    /// One try after each pause: what comes of it is known only later.
     fn has_rested(&mut self) -> bool {
         self.pause = self.pause.saturating_sub(1);
-        self.pause == 0
+        let rested = self.pause == 0;
+        if rested && self.times > 0 {
+            self.pause = 1 << self.times;
+        }
+        rested
     }
 }
 
@@ -325,6 +330,7 @@ impl OpenAhead {
             let Thread { pid, open, .. } = &state.threads[place];
             if open.as_ref().is_some_and(|open| open.guess.is_late()) {
                 let pid = *pid;
+                state.late.note(true); // nobody has used it in time
                 late.extend(state.unwanted(place, pid));
             }
         }
@@ -355,11 +361,15 @@ impl State {
     /// found may be.
     fn unwanted(&mut self, place: usize, pid: Pid) -> Option<Surplus> {
         let thread = &mut self.threads[place];
-        if thread.found.take().is_some() && thread.pid == pid {
-            let dir = thread.dir;
+        let (own, dir) = (thread.pid == pid, thread.dir);
+        if thread.found.take().is_some() && own {
             self.learn(dir, None);
         }
-        self.take_out(place)
+        let open = self.take_out(place);
+        if open.is_some() && !own {
+            self.late.note(true); // more threads than places: it could not be used in time
+        }
+        open
     }
 
     fn learn(&mut self, dir: Option<FileId>, opened: Option<OpenHow>) {
@@ -387,6 +397,33 @@ mod tests {
     use super::*;
 
     const DIR: FileId = FileId { ino: 5, generation: 1 };
+
+    /// Hundreds of processes that start together wait so long for a CPU that a file opened ahead is no more to be
+    /// used. Each was opened twice and closed twice.
+    #[test]
+    fn where_openings_come_too_late_few_files_are_opened_ahead() {
+        Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
+            let ahead = OpenAhead::new(Arc::new(SessionMemory::create_memfd().unwrap()));
+            let id = FileId { ino: 6, generation: 1 };
+            let attr = dray_core::Attr { mode: libc::S_IFREG, ..dray_core::Attr::default() };
+            let mut tried = 0;
+            for number in 0..2000 {
+                ahead.lock().habits.learn(DIR, Some(OpenHow::READ)); // it is opened in the end
+                let cx = Context { pid: Pid(1 + number % 512), ..Context::system() };
+                let handle = u64::from(number) + 1;
+                if let (Some(guess), _) = ahead.expect(&cx, DIR, handle) {
+                    tried += 1;
+                    let open = (true, ReplyInfo::default());
+                    ahead.answered((guess, handle), Some(&Entry { id, attr }), open);
+                }
+                dray_rt::sleep(Duration::from_micros(100)).await;
+                if number % 50 == 0 {
+                    ahead.give_up_late();
+                }
+            }
+            assert!((2000 / 64..2000 / 8).contains(&tried), "{tried} of 2000");
+        });
+    }
 
     /// The server opened it after its caller had left and this process had died.
     #[test]
