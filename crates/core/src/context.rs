@@ -127,6 +127,8 @@ pub struct Context {
     pub reclaims: bool,
     /// How metrics count this request.
     pub counted: Counted,
+    /// A file that a lookup finds is not opened next at the server that is asked, whatever the caller does with it.
+    pub only_looks: bool,
     /// The guards that the steps of a request keep until the last step has ended. None: the request
     /// has one step.
     pub steps: Option<Arc<StepGuards>>,
@@ -175,6 +177,7 @@ impl Context {
             via: None,
             reclaims: false,
             counted: Counted::Whole,
+            only_looks: false,
             steps: None,
             fence: None,
         }
@@ -196,6 +199,11 @@ impl Context {
     pub fn without_request(&self) -> Context {
         let origin = Origin { request: RequestId(0), ..self.origin };
         Context { origin, ..self.clone() }
+    }
+
+    /// The same for a lookup at a server where what it finds is not opened next.
+    pub fn only_looking(&self) -> Context {
+        Context { only_looks: true, ..self.clone() }
     }
 
     /// The same for the steps of one request. Their guards go with the last context that has them.

@@ -14,6 +14,7 @@ use dray_core::{
 };
 
 use super::file::PlacedFile;
+use super::guesses::HomeGuesses;
 use super::mapping::Placement;
 use super::places::FilePlaces;
 use super::servers::{PlacedServers, at_home, is_gone};
@@ -46,7 +47,8 @@ impl PlacedFs {
         let slices = Slices::of(placement);
         assert_eq!(servers.len(), slices.count(), "one file system for each server or slice");
         let info = servers[0].info().clone();
-        PlacedFs { shared: Arc::new(PlacedServers { slices, servers, info, places }) }
+        let guesses = HomeGuesses::default();
+        PlacedFs { shared: Arc::new(PlacedServers { slices, servers, info, places, guesses }) }
     }
 }
 
@@ -80,8 +82,8 @@ impl FileSystem for PlacedFs {
         Box::pin(async move {
             let at = self.shared.slices.name(dir, name);
             for _ in 0..LOOKUPS_MAX {
-                let entry = self.shared.look_at(cx, at, (dir, name)).await?;
-                match self.shared.at_home(cx, entry, at).await {
+                let entry = self.shared.look_first(cx, at, (dir, name)).await?;
+                match self.shared.look_at_home(cx, (entry, at), (dir, name)).await {
                     Err(error) if is_gone(&error) => {} // replaced in between
                     outcome => return outcome,
                 }

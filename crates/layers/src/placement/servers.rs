@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use dray_core::{
-    Attr, Context, Entry, Errno, Error, FileId, FileSystem, FileType, FsInfo, Fut, Name, OpenHow,
+    Attr, Context, Errno, Error, FileId, FileSystem, FileType, FsInfo, Fut, Name, OpenHow,
     RenameHow, Result,
 };
 
+use super::guesses::HomeGuesses;
 use super::places::{FilePlace, FilePlaces};
 use super::slices::{SliceIndex, Slices};
 
@@ -18,6 +19,7 @@ pub(super) struct PlacedServers {
     pub(super) servers: Vec<Arc<dyn FileSystem>>,
     pub(super) info: FsInfo,
     pub(super) places: Arc<FilePlaces>,
+    pub(super) guesses: HomeGuesses,
 }
 
 impl PlacedServers {
@@ -43,18 +45,6 @@ impl PlacedServers {
         self.at(self.slices.home(id))
     }
 
-    /// A lookup at the directory's server.
-    pub(super) async fn look_at(
-        &self,
-        cx: &Context,
-        at: SliceIndex,
-        (dir, name): (FileId, &Name),
-    ) -> Result<Entry> {
-        let entry = self.taught(cx, (at, [dir]), || self.at(at).lookup(cx, dir, name)).await?;
-        self.met((dir, name), &entry);
-        Ok(entry)
-    }
-
     /// The attributes of a file at its home.
     pub(super) fn getattr<'a>(&'a self, cx: &'a Context, id: FileId) -> Fut<'a, Result<Attr>> {
         self.taught(cx, (self.slices.home(id), [id]), move || self.home(id).getattr(cx, id))
@@ -67,7 +57,7 @@ impl PlacedServers {
         (dir, name): (FileId, &Name),
     ) -> Option<FileId> {
         let at = self.slices.name(dir, name);
-        let entry = self.look_at(cx, at, (dir, name)).await.ok()?;
+        let entry = self.look_at(&cx.only_looking(), at, (dir, name)).await.ok()?;
         (entry.attr.file_type() == FileType::Regular).then_some(entry.id)
     }
 
@@ -146,24 +136,6 @@ impl PlacedServers {
             true => self.slices.directory(id),
             false => self.slices.home(id),
         }
-    }
-
-    /// The attributes of `entry` as its home server has them, which `answering` may not be. The file
-    /// systems below may cache attributes, so those of another server can be old.
-    pub(super) async fn at_home(
-        &self,
-        cx: &Context,
-        entry: Entry,
-        answering: SliceIndex,
-    ) -> Result<Entry> {
-        let home = self.slices.home(entry.id);
-        if home == answering {
-            return Ok(entry);
-        }
-        let attr = self.getattr(cx, entry.id).await?;
-        let validity = entry.attr.validity; // what the name's server said of the name
-        let validity = dray_core::Validity { name: validity.name, ..attr.validity };
-        Ok(Entry { id: entry.id, attr: Attr { validity, ..attr } })
     }
 }
 

@@ -7,16 +7,20 @@ use std::time::Duration;
 
 use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_core::{
-    Admit, Buf, BufMut, Context, CreateHow, Errno, FileSystem, Name, ObservedCall, Op, OpenHow,
-    RequestId, Write,
+    Admit, Buf, BufMut, Context, CreateHow, Errno, FileSystem, Identity, Name, ObservedCall, Op,
+    OpenHow, Pid, RequestId, Write,
 };
 use dray_layers::placement::{Placement, parse_definitions, placed_stack};
 use dray_layers::{Observed, Observer, Outcome};
+use dray_rpc::client::RemoteFs;
+use dray_rt::{DriverKind, Executor};
 use dray_testkit::conformance::{OptionalFeatures, suite};
 use dray_testkit::fixture::{Ext4, Tmpfs, block_on, skipped_without_root};
 use dray_testkit::model::Quirks;
 
-use crate::site::{agree, connected, failing, generated, placed, placement_over, posix, server_of};
+use crate::site::{
+    agree, connected, failing, generated, placed, placement_over, posix, server_of, sessions_with,
+};
 
 const SERVERS: usize = 3;
 const STRIPED: &str = "layout = \"cluster-stripe\"\nstripe = \"4K\"";
@@ -248,4 +252,80 @@ fn blocks_are_used_at_their_servers_and_at_home_where_those_cannot_open_the_file
         let (whole, first) = block_on(through_failing(Op::Open, errno));
         assert_eq!((whole, first), (Ok(content.clone()), Ok(content[..4096].to_vec())));
     }
+}
+
+/// A file is opened ahead by its home, when that gives the attributes, also where another server has the name. Such an
+/// open was a call more.
+// proves: P250
+#[test]
+fn an_open_of_a_known_name_asks_the_server_of_the_name_and_the_home() {
+    const FILES: u64 = 24;
+    const ROUNDS: u64 = 8;
+    let mut simulation = Executor::new(DriverKind::Simulated { seed: 1 }).unwrap();
+    let (calls, opened_ahead) = simulation.block_on(async {
+        let sessions = sessions_with(memory().into_iter().map(server_of).collect()).await;
+        let stacks = sessions.iter().map(|session| RemoteFs::stack(session.clone())).collect();
+        let placement = placement_over(SERVERS, LAYOUTS[0]);
+        let fs = placed_stack(placement, Arc::default(), stacks).fs;
+        let (root, mut request) = (fs.info().root, 0);
+        let mut cx = || {
+            request += 2; // as the kernel numbers its requests
+            let node = sessions[0].node();
+            Context::new(node, RequestId(request), Identity::system(), Pid(7))
+        };
+        let names: Vec<_> = (0..FILES).map(|number| format!("f{number}")).collect();
+        let names: Vec<_> = names.iter().map(|name| Name::new(name.as_bytes()).unwrap()).collect();
+        for name in &names {
+            let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
+            let (_, file) = fs.create(&cx(), root, name, how).await.unwrap();
+            file.close(&cx()).await.unwrap();
+        }
+        let status = || sessions.iter().map(|session| session.status());
+        let calls =
+            || -> u64 { status().flat_map(|one| one.channels).map(|channel| channel.calls).sum() };
+        let mut before = 0;
+        for round in 0..2 * ROUNDS {
+            if round == ROUNDS {
+                before = calls();
+            }
+            for name in &names {
+                let entry = fs.lookup(&cx(), root, name).await.unwrap();
+                let file = fs.open(&cx(), entry.id, OpenHow::READ).await.unwrap();
+                file.close(&cx()).await.unwrap();
+            }
+        }
+        (calls() - before, status().filter(|one| one.open_ahead.used > 0).count())
+    });
+    // A quarter of a call for those that the simulation holds up until it is too late.
+    let opens = ROUNDS * FILES;
+    assert!((opens..=opens * 9 / 4).contains(&calls), "{calls} calls for {opens} opens");
+    assert_eq!(opened_ahead, SERVERS, "each is home to some files");
+}
+
+/// The file system below the home may not know the name yet, or an old file by it.
+// proves: P250
+#[test]
+fn a_home_that_does_not_find_the_name_is_asked_by_the_id() {
+    block_on(async {
+        let placement = placement_over(SERVERS, LAYOUTS[0]);
+        let fs = memory().remove(0);
+        let (cx, root) = (Context::system(), fs.info().root);
+        let names_at = usize::from(placement.directory(root).0);
+        let servers = (0..SERVERS).map(|server| match server == names_at {
+            true => fs.clone(),
+            false => failing(fs.clone(), Op::Lookup, Errno::ENOENT),
+        });
+        let client = placed(servers.collect(), 1, LAYOUTS[0]).await.remove(0);
+        let mut away = 0;
+        for number in 0..20 {
+            let name = Name::new(format!("f{number}").as_bytes()).unwrap().to_owned();
+            let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o640, exclusive: true };
+            let (entry, file) = client.create(&cx, root, &name, how).await.unwrap();
+            file.close(&cx).await.unwrap();
+            away += usize::from(usize::from(placement.home(entry.id).0) != names_at);
+            let found = client.lookup(&cx, root, &name).await.unwrap();
+            assert_eq!((found.id, found.attr.mode & 0o777), (entry.id, 0o640));
+        }
+        assert!(away > 0);
+    });
 }

@@ -178,24 +178,39 @@ pub fn placement_over(servers: usize, options: &str) -> Placement {
 
 /// Each client's sessions with all servers.
 pub async fn connected(servers: Vec<Server>, count: usize) -> Vec<Vec<dray_core::Stack>> {
-    let mut connectors = Vec::new();
-    for server in servers {
-        let (listener, connector) = local::listen();
-        dray_rt::spawn(async move { drop(server.serve_all(Box::new(listener)).await) });
-        connectors.push(Arc::new(connector) as Arc<dyn Connect>);
-    }
+    let connectors = served(servers);
     let mut clients = Vec::new();
     for number in 0..count {
-        let (mut stacks, node) = (Vec::new(), SessionMemory::heap().node());
-        for connector in &connectors {
-            let memory = SessionMemory::heap();
-            memory.set_node(node);
-            let remote = client_of(connector.clone(), format!("client{number}"), memory).await;
-            stacks.push(RemoteFs::stack(remote.session().clone()));
-        }
-        clients.push(stacks);
+        let sessions = sessions_of(&connectors, number).await;
+        clients.push(sessions.into_iter().map(RemoteFs::stack).collect());
     }
     clients
+}
+
+/// One client's sessions with all servers.
+pub async fn sessions_with(servers: Vec<Server>) -> Vec<Arc<ClientSession>> {
+    sessions_of(&served(servers), 0).await
+}
+
+/// Serves within the process; answers the ways there.
+fn served(servers: Vec<Server>) -> Vec<Arc<dyn Connect>> {
+    let serve = |server: Server| {
+        let (listener, connector) = local::listen();
+        dray_rt::spawn(async move { drop(server.serve_all(Box::new(listener)).await) });
+        Arc::new(connector) as Arc<dyn Connect>
+    };
+    servers.into_iter().map(serve).collect()
+}
+
+async fn sessions_of(connectors: &[Arc<dyn Connect>], number: usize) -> Vec<Arc<ClientSession>> {
+    let (mut sessions, node) = (Vec::new(), SessionMemory::heap().node());
+    for connector in connectors {
+        let memory = SessionMemory::heap();
+        memory.set_node(node);
+        let remote = client_of(connector.clone(), format!("client{number}"), memory).await;
+        sessions.push(remote.session().clone());
+    }
+    sessions
 }
 
 /// A server at which calls of one kind fail.

@@ -1,0 +1,81 @@
+//! Lookups: at the server of the name, and at the home of the file that has it.
+
+use dray_core::{Attr, Context, Entry, Fate, FileId, FileType, Name, Result, Validity};
+
+use super::servers::PlacedServers;
+use super::slices::SliceIndex;
+
+impl PlacedServers {
+    /// A lookup at the directory's server.
+    pub(super) async fn look_at(
+        &self,
+        cx: &Context,
+        at: SliceIndex,
+        (dir, name): (FileId, &Name),
+    ) -> Result<Entry> {
+        let entry = self.taught(cx, (at, [dir]), || self.at(at).lookup(cx, dir, name)).await?;
+        self.met((dir, name), &entry);
+        Ok(entry)
+    }
+
+    /// A lookup at the directory's server, for a caller who may open the file next. It is opened ahead at its home
+    /// only.
+    pub(super) async fn look_first(
+        &self,
+        cx: &Context,
+        at: SliceIndex,
+        (dir, name): (FileId, &Name),
+    ) -> Result<Entry> {
+        let expected = self.guesses.of(dir, name);
+        let entry = match expected == Some(at) || self.slices.count() == 1 {
+            true => self.look_at(cx, at, (dir, name)).await?,
+            false => self.look_at(&cx.only_looking(), at, (dir, name)).await?,
+        };
+        let home = self.slices.home(entry.id);
+        if expected != Some(home) {
+            self.guesses.note(dir, name, home);
+        }
+        Ok(entry)
+    }
+
+    /// What [`look_first`](Self::look_first) has found, with the attributes that the home has. The home looks at the
+    /// name of a regular file, because it may open the file then. What it finds counts if it is the same file.
+    pub(super) async fn look_at_home(
+        &self,
+        cx: &Context,
+        (entry, answering): (Entry, SliceIndex),
+        (dir, name): (FileId, &Name),
+    ) -> Result<Entry> {
+        let home = self.slices.home(entry.id);
+        let regular = entry.attr.file_type() == FileType::Regular;
+        if home != answering && regular && !self.learn() {
+            match self.at(home).lookup(cx, dir, name).await {
+                Ok(found) if found.id == entry.id => return Ok(with_attributes(entry, found.attr)),
+                // The server has said nothing.
+                Err(error) if error.fate() != Fate::Final => return Err(error),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        self.at_home(cx, entry, answering).await
+    }
+
+    /// The attributes of `entry` as its home server has them, which `answering` may not be. The file
+    /// systems below may cache attributes, so those of another server can be old.
+    pub(super) async fn at_home(
+        &self,
+        cx: &Context,
+        entry: Entry,
+        answering: SliceIndex,
+    ) -> Result<Entry> {
+        if self.slices.home(entry.id) == answering {
+            return Ok(entry);
+        }
+        Ok(with_attributes(entry, self.getattr(cx, entry.id).await?))
+    }
+}
+
+/// An entry with the attributes that its home has. Of the name the name's server says how long it holds.
+fn with_attributes(entry: Entry, attr: Attr) -> Entry {
+    let validity = Validity { name: entry.attr.validity.name, ..attr.validity };
+    Entry { id: entry.id, attr: Attr { validity, ..attr } }
+}
