@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dray_core::{
-    Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, Fut, Io,
+    Allocate, AtOpen, Attr, Buf, BufMut, Class, Context, DirPage, Errno, Error, FileId, Fut, Io,
     LocalCopy, Lock, LockFamily, LockKind, LockOwner, Op, OpenFile, Result, Seek, SetAttr, Write,
     Xflags,
 };
@@ -19,6 +19,10 @@ use super::lanes::Lane;
 use super::options::Inline;
 use super::sys;
 use crate::locks::Owner;
+
+/// What is written behind its writer goes to the disk at once from this size on. The disk works while the program
+/// writes on, and the program waits less at its sync. Less would be small requests of the disk.
+const WRITE_BACK_MIN_BYTES: usize = 1 << 20;
 
 /// A file open at a client.
 pub(crate) struct PosixFile {
@@ -87,6 +91,23 @@ impl PosixFile {
     }
 }
 
+impl PosixFile {
+    /// Has the kernel begin to write these bytes to the disk, so that a later sync finds little to do. The kernel
+    /// reports an error of that to the next sync, as always.
+    async fn start_write_back(&self, cx: &Context, at: u64, len_bytes: usize) {
+        if self.core.below.is_memory() {
+            return;
+        }
+        let (file, caller) = (self.state.clone(), self.core.caller(cx, Op::Write));
+        let start = move |core: &Core, _: &SquashedCaller| {
+            let fd = file.fd_to_change(core);
+            Some(fd.and_then(|fd| Ok(sys::start_write_back(fd.as_fd(), at, len_bytes)?)))
+        };
+        // Without it the data go when the kernel likes, or with the sync.
+        let _ = self.core.on_lane(Lane::Writes, self.id(), caller, start).await;
+    }
+}
+
 impl OpenFile for PosixFile {
     fn id(&self) -> FileId {
         self.state.inode.id
@@ -126,7 +147,12 @@ impl OpenFile for PosixFile {
         Box::pin(async move {
             cx.check()?;
             let write = || self.write_as(self.core.caller(cx, Op::Write), how, from.clone());
-            self.core.with_space(write).await.map_err(|error| error.during(Op::Write))
+            let written = self.core.with_space(write).await;
+            let count = written.map_err(|error| error.during(Op::Write))?;
+            if cx.class == Class::Background && count >= WRITE_BACK_MIN_BYTES && !how.append {
+                self.start_write_back(cx, how.at, count).await;
+            }
+            Ok(count)
         })
     }
 

@@ -2,18 +2,19 @@
 //! directed suite and generated sequences run with the layer around memory and posix, and under a
 //! whole server.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dray_backends::memory::{MemoryFs, MemoryOptions};
-use dray_core::{Errno, FileSystem, FsUuid, IdMap};
+use dray_core::{Buf, Context, CreateHow, Errno, FileSystem, FsUuid, IdMap, Name, OpenHow, Write};
 use dray_fabric::sim::Network;
 use dray_layers::aggregate::{
     Aggregate, AggregateCounts, AggregateFigures, AggregateOptions, PendingEra, PendingOptions,
 };
 use dray_testkit::conformance::{OptionalFeatures, suite};
-use dray_testkit::fixture::{TempDir, Tmpfs, block_on, simulate, skipped_without_root};
+use dray_testkit::fixture::{Ext4, TempDir, Tmpfs, block_on, simulate, skipped_without_root};
 use dray_testkit::model::Quirks;
 use dray_testkit::simulator::{WorkloadKind, run_merging, run_power_losses_merging};
 
@@ -159,4 +160,48 @@ fn what_clients_kept_outlives_a_loss_of_power_of_a_server_that_merges_writes() {
             run_power_losses_merging(seed).unwrap_or_else(|failure| panic!("{failure}")).merged;
     }
     assert!(merged > 100, "{merged} writes were merged");
+}
+
+/// Bytes that the disk of a directory was given to write.
+fn written_to_disk(dir: &Path) -> u64 {
+    let device = std::fs::metadata(dir).unwrap().dev();
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    let stat = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/stat")).unwrap();
+    // Documentation/block/stat.rst: the seventh field, in sectors of 512 bytes.
+    512 * stat.split_whitespace().nth(6).unwrap().parse::<u64>().unwrap()
+}
+
+/// A program wrote at the pace of its calls while the disk did nothing, and waited for the disk at its sync.
+// proves: P251
+#[test]
+fn what_fills_a_block_is_on_its_way_to_the_disk_before_any_sync() {
+    const BYTES: u64 = 6 << 20;
+    // The kernel leaves what nobody has asked for in memory for 30 s (vm.dirty_expire_centisecs).
+    const SOON: Duration = Duration::from_secs(20);
+    if skipped_without_root() {
+        return;
+    }
+    let (ext4, dir) = (Ext4::new(64 << 20, "").unwrap(), TempDir::new("aggregated").unwrap());
+    let (fs, _) = aggregated(posix(ext4.path()), dir.path());
+    let before = written_to_disk(ext4.path());
+    let given = block_on(async {
+        let (cx, name) = (Context::system(), Name::new(b"f").unwrap());
+        let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
+        let (_, file) = fs.create(&cx, fs.info().root, name, how).await.unwrap();
+        for at in (0..BYTES).step_by(4096) {
+            let data = Buf::from(vec![at as u8 | 1; 4096]);
+            assert_eq!(file.write(&cx, Write::at(at), data).await.unwrap(), 4096);
+        }
+        let given = async {
+            while written_to_disk(ext4.path()) - before < BYTES - (1 << 20) {
+                dray_rt::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let given = dray_rt::timeout(SOON, given).await.is_ok();
+        file.close(&cx).await.unwrap();
+        given
+    });
+    drop(fs);
+    dray_backends::posix::release().unwrap();
+    assert!(given, "the disk has got {} bytes", written_to_disk(ext4.path()) - before);
 }

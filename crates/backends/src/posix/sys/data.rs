@@ -73,6 +73,18 @@ pub(crate) fn write_back(fd: BorrowedFd<'_>) -> Sys<()> {
     Ok(())
 }
 
+/// sync_file_range(2): has the kernel begin to write these bytes to the disk. Waits for room among the disk's
+/// requests at most.
+pub(crate) fn start_write_back(fd: BorrowedFd<'_>, at: u64, len_bytes: usize) -> Sys<()> {
+    let at = i64::try_from(at).map_err(|_| Errno::EFBIG)?;
+    let len_bytes = i64::try_from(len_bytes).map_err(|_| Errno::EFBIG)?;
+    // SAFETY: numbers only.
+    call(|| unsafe {
+        libc::sync_file_range(fd.as_raw_fd(), at, len_bytes, libc::SYNC_FILE_RANGE_WRITE)
+    })?;
+    Ok(())
+}
+
 /// syncfs(2): the whole file system that `fd` is on.
 pub(crate) fn sync_all(fd: BorrowedFd<'_>) -> Sys<()> {
     // SAFETY: numbers only.
