@@ -62,10 +62,10 @@ serve_here() {
     ADDRESS=127.0.0.1:$port
 }
 
-# mount_target TARGET NAME: the mount's pid is in $STARTED.
+# mount_target TARGET NAME [ARGUMENT...]: the mount's pid is in $STARTED.
 mount_target() {
     mkdir -p "$WORK/$2"
-    start "$2" "$DRAY" mount "$1" "$WORK/$2" --foreground
+    start "$2" "$DRAY" mount "$1" "$WORK/$2" --foreground "${@:3}"
     defer "'$DRAY' umount '$WORK/$2' || unmount '$WORK/$2'"
     wait_for 10 is_mounted "$WORK/$2"
 }
@@ -114,11 +114,11 @@ loads() {
 # --- parts -----------------------------------------------------------------------------
 
 # Figures 8 and 9: a client against the rate of its server's own disk; with and without read-ahead and
-# merged writes at the server.
+# merged writes at the server; and with leases, where the client's kernel reads ahead.
 part_single() {
     local round load arm
     make_disk disk "$RATE_MIB"
-    for arm in disk client merged; do
+    for arm in disk client merged leased; do
         mkdir "$WORK/disk/$arm"
         "$BENCH" fill --dir "$WORK/disk/$arm" --jobs 1 --file-mib "$DISK_FILE_MIB"
     done
@@ -126,11 +126,14 @@ part_single() {
     mount_target "dray://$ADDRESS/data" client
     serve_here merging "$WORK/disk/merged" "read_ahead=64M,merge_writes=64M"
     mount_target "dray://$ADDRESS/data" merged
+    serve_here leasing "$WORK/disk/leased" leases
+    mount_target "dray://$ADDRESS/data" leased -o leases=yes
     for ((round = 0; round < ROUNDS; round++)); do
         for load in $(loads "$SIZES"); do
             measure disk "$round" --dir "$WORK/disk/disk" "$load"
             measure client "$round" --dir "$WORK/client" "$load"
             measure merged "$round" --dir "$WORK/merged" "$load"
+            measure leased "$round" --dir "$WORK/leased" "$load"
         done
     done
 }

@@ -38,9 +38,10 @@ const WRITE_128K: &str = "file_write_128k.mib_per_s";
 const WRITE_4K: &str = "file_write_4k.mib_per_s";
 
 /// The rows of the issue and of the seed's figures 8 to 11.
-const ROWS: [Row; 16] = [
+const ROWS: [Row; 17] = [
     least("single_vs_server_128k", ("merged", READ_128K), ("disk", READ_128K), 0.95),
     least("single_vs_server_4k", ("merged", READ_4K), ("disk", READ_4K), 0.75),
+    least("single_vs_server_leased_4k", ("leased", READ_4K), ("disk", READ_4K), 0.75),
     least("single_vs_server_write_128k", ("merged", WRITE_128K), ("disk", WRITE_128K), 0.95),
     least("single_vs_server_write_4k", ("merged", WRITE_4K), ("disk", WRITE_4K), 0.75),
     least("stripe2_write_ratio_512k", ("stripe2", WRITE_512K), ("stripe1", WRITE_512K), 1.9),
@@ -122,7 +123,9 @@ fn rates(measures: &Measures) -> String {
     let arms: Vec<&str> = measures
         .arms()
         .into_iter()
-        .filter(|arm| ["disk", "client", "merged", "stripe1", "stripe2", "stripe4"].contains(arm))
+        .filter(|arm| {
+            ["disk", "client", "merged", "leased", "stripe1", "stripe2", "stripe4"].contains(arm)
+        })
         .collect();
     let mut rows = vec![vec!["MiB/s".to_owned()]];
     rows[0].extend(arms.iter().map(|arm| (*arm).to_owned()));
