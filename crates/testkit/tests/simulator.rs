@@ -28,7 +28,7 @@ fn nothing_is_lost_or_done_twice_and_everything_is_given_back() {
 
 #[test]
 fn a_seed_is_one_run() {
-    for seed in 0..40 {
+    for seed in 0..20 {
         let [one, other] = [(), ()].map(|()| run(seed, None));
         assert_eq!(one.ok(), other.ok(), "seed {seed}");
     }
@@ -87,7 +87,7 @@ fn what_is_leased_is_never_stale() {
 
 #[test]
 fn clients_in_turn_agree_with_the_model_whatever_goes_wrong() {
-    for seed in 0..150 {
+    for seed in 0..100 {
         run_interleaved(seed).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }
@@ -104,7 +104,7 @@ fn what_was_synced_survives_a_loss_of_power() {
 #[test]
 fn what_a_death_cuts_short_happens_once_and_before_all_others() {
     for (kind, seeds) in
-        [(WorkloadKind::Words, 200), (WorkloadKind::Copies, 100), (WorkloadKind::Puts, 100)]
+        [(WorkloadKind::Words, 120), (WorkloadKind::Copies, 60), (WorkloadKind::Puts, 60)]
     {
         for seed in 0..seeds {
             let ran = run_cut_short(kind, seed, None);
@@ -115,7 +115,7 @@ fn what_a_death_cuts_short_happens_once_and_before_all_others() {
 
 #[test]
 fn rights_that_are_taken_are_gone_whatever_goes_wrong() {
-    for seed in 0..100 {
+    for seed in 0..60 {
         run_of(WorkloadKind::Rights, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }
@@ -123,10 +123,10 @@ fn rights_that_are_taken_are_gone_whatever_goes_wrong() {
 // proves: P6
 #[test]
 fn what_is_opened_by_a_name_has_it_and_nothing_else_is_cut() {
-    for seed in 0..100 {
+    for seed in 0..60 {
         run_of(WorkloadKind::Believed, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
     }
-    for seed in 0..50 {
+    for seed in 0..30 {
         run_cut_short(WorkloadKind::Believed, seed, None)
             .unwrap_or_else(|failure| panic!("{failure}"));
     }
