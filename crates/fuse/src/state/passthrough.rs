@@ -78,6 +78,12 @@ struct NodeOpens {
     through: Option<Through>,
 }
 
+impl NodeOpens {
+    fn is_empty(&self) -> bool {
+        self.others == 0 && self.through.is_none() && !self.unknown
+    }
+}
+
 /// A copy that the kernel has.
 struct Through {
     id: FileId,
@@ -172,8 +178,9 @@ impl Passthrough {
             return Err(OpenConflict);
         }
         if let Some(through) = &mut opens.through {
-            let same = copy.is_some_and(|(_, version)| version == through.version);
-            return match same && !through.changed {
+            // The number of a node may be that of another file while a close is under way.
+            let same = through.id == file.id() && !through.changed;
+            return match same && copy.is_some_and(|(_, version)| version == through.version) {
                 true => Ok(self.read_through(node, through, readers, (file, false))),
                 false => Err(OpenConflict),
             };
@@ -247,7 +254,7 @@ impl Passthrough {
             }
             (Some(_), None) => {}
         }
-        if opens.others == 0 && opens.through.is_none() && !opens.unknown {
+        if opens.is_empty() {
             nodes.remove(&node);
         }
     }
@@ -294,10 +301,17 @@ impl Passthrough {
         found.is_some_and(|index| table.stale.remove(index).is_some())
     }
 
-    /// The kernel has forgotten the node.
+    /// The kernel has forgotten the node. Its last closes may be under way, and count until they are done.
     pub(crate) fn forget(&self, node: u64) {
-        if self.agreed {
-            self.lock().nodes.remove(&node);
+        if !self.agreed {
+            return;
+        }
+        let mut table = self.lock();
+        if let Some(opens) = table.nodes.get_mut(&node) {
+            opens.unknown = false;
+            if opens.is_empty() {
+                table.nodes.remove(&node);
+            }
         }
     }
 
@@ -310,5 +324,72 @@ impl Passthrough {
             refused: (refused != 0).then_some(refused),
             left_behind: self.left_behind.load(Ordering::Relaxed),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dray_backends::memory::{MemoryFs, MemoryOptions};
+    use dray_core::{Context, CreateHow, FileSystem, Name, OpenHow};
+
+    use super::*;
+
+    fn opened() -> Arc<dyn OpenFile> {
+        let driver = dray_rt::DriverKind::Simulated { seed: 1 };
+        dray_rt::Executor::new(driver).unwrap().block_on(async {
+            let (fs, cx) = (MemoryFs::new(MemoryOptions::default()), Context::system());
+            let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o600, exclusive: true };
+            let (root, name) = (fs.info().root, Name::new(b"f").unwrap());
+            fs.create(&cx, root, name, how).await.unwrap().1
+        })
+    }
+
+    fn table() -> Arc<Passthrough> {
+        let device = std::fs::File::open("/dev/null").unwrap();
+        Arc::new(Passthrough::new(Arc::new(device.into()), true))
+    }
+
+    /// FORGET overtakes a RELEASE that waits for the server. Then the close of the former file was counted for
+    /// the next one, which has its number. The number of a copy was never given back.
+    // proves: P267
+    #[test]
+    fn a_file_is_open_until_its_close_is_done_whatever_the_kernel_has_forgotten() {
+        let (table, file) = (table(), opened());
+        let open = || table.opened(7, &file, None).unwrap();
+        let others = || table.lock().nodes.get(&7).map_or(0, |opens| opens.others);
+        let former = open();
+        table.forget(7);
+        let next = open();
+        assert_eq!(others(), 2);
+        drop(former);
+        assert_eq!(others(), 1, "the next file is open");
+        drop(next);
+        assert!(table.lock().nodes.is_empty());
+    }
+
+    /// How an open file of a predecessor is open in the kernel nobody knows.
+    // proves: P268
+    #[test]
+    fn an_inherited_file_takes_no_further_opens_until_the_kernel_has_forgotten_it() {
+        let (table, file) = (table(), opened());
+        table.inherited(7);
+        assert!(table.is_through(7));
+        assert_eq!(table.opened(7, &file, None).err(), Some(OpenConflict));
+        table.forget(7);
+        assert!(!table.is_through(7) && table.opened(7, &file, None).is_ok());
+    }
+
+    #[test]
+    fn a_caller_comes_back_once() {
+        let driver = dray_rt::DriverKind::Simulated { seed: 1 };
+        dray_rt::Executor::new(driver).unwrap().block_on(async {
+            let table = table();
+            table.expect_again(Pid(1), 7);
+            assert!(!table.came_back(Pid(1), 8) && !table.came_back(Pid(2), 7));
+            assert!(table.came_back(Pid(1), 7) && !table.came_back(Pid(1), 7));
+            table.expect_again(Pid(1), 7);
+            dray_rt::sleep(STALE_FOR * 2).await;
+            assert!(!table.came_back(Pid(1), 7), "that is another call");
+        });
     }
 }
