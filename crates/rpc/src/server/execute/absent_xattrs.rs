@@ -11,7 +11,7 @@ use crate::wire::{AbsentXattrs, LISTED_XATTRS};
 
 /// How long a page may take longer for it. A file system of a network is asked for each file. Of the rest nothing is
 /// said.
-const LOOKING_MAX: Duration = Duration::from_millis(20);
+const LOOKING_MAX: Duration = Duration::from_millis(100);
 
 /// Whether the file system answers `ENODATA` for an attribute that a file does not have: by the type of the
 /// file, for each of [`LISTED_XATTRS`]. One that knows no such attribute answers something else. It
