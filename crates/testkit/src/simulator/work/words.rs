@@ -169,8 +169,8 @@ impl Workload for Words {
 
     fn prepare<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
-            let file = client.open(client.root(), "words", libc::O_RDWR).await?;
-            file.close(&client.cx()).await.map_err(client.failed("close"))
+            let closed = self.open(client).await?.close(&client.cx()).await;
+            self.in_time(client, closed).map(drop)
         })
     }
 
@@ -193,9 +193,12 @@ impl Workload for Words {
 
     fn verify<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
-            let file = client.open(client.root(), "words", libc::O_RDWR).await?;
-            self.read(client, &file).await?;
-            file.close(&client.cx()).await.map_err(client.failed("close"))?;
+            let file = self.open(client).await?;
+            while !self.read(client, &file).await? {
+                think().await;
+            }
+            let closed = file.close(&client.cx()).await;
+            self.in_time(client, closed)?;
             self.operation_log.is_explained(Vec::new(), |words, deed| apply(words, deed))
         })
     }
