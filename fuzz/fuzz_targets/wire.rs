@@ -7,7 +7,7 @@ use dray_rpc::wire::{
     AuditCall, AuditHello, AuditReply, AuditWelcome, BatchHead, BatchReply, Call, CallHead,
     Challenge, Change, FileDurableStamp, Hello, Input, NotifyHead, Proof, RecallMessage, Refused,
     ReplicaHello, ReplicaWelcome, ReplyHead, Stamp, Ticket, Welcome, Wire, get_durable_stamps,
-    peek_kind, peek_tag, peek_unknown_op,
+    get_page, peek_kind, peek_tag, peek_unknown_op,
 };
 use libfuzzer_sys::fuzz_target;
 
