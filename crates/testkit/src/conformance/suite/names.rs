@@ -1,5 +1,7 @@
 //! Names: making, removing, renaming, linking, and ids.
 
+use std::time::Duration;
+
 use dray_core::{CreateHow, Errno, FileType, Make, OpenHow, RemoveKind, RenameHow};
 
 use super::place::{TestDirectory, close, errno, name, read, user, write};
@@ -169,6 +171,13 @@ pub(super) async fn ids_survive_rename_and_die_with_the_file(place: &TestDirecto
     let (new, file) = place.file("after").await;
     assert_ne!(new.id, entry.id);
     for fs in [place.client(0), place.client(1)] {
+        // A look at the file that is under way, such as one of servers with their own disks, ends first.
+        for _ in 0..200 {
+            if errno(fs.getattr(&cx, entry.id).await).is_some() {
+                break;
+            }
+            dray_rt::sleep(Duration::from_millis(10)).await;
+        }
         assert_eq!(errno(fs.getattr(&cx, entry.id).await), Some(Errno::ESTALE));
         assert_eq!(errno(fs.open(&cx, entry.id, OpenHow::READ).await), Some(Errno::ESTALE));
     }
