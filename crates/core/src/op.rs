@@ -70,6 +70,7 @@ ops! {
     SetXflags "set_xflags" true,
     OpenNamed "open_named" false,
     Learn "learn" false,
+    WriteBack "write_back" true,
 }
 
 impl Op {
@@ -79,7 +80,7 @@ impl Op {
     /// Whether it moves data of a file.
     pub fn moves_data(self) -> bool {
         match self {
-            Op::Read | Op::Write | Op::CopyRange | Op::Put => true,
+            Op::Read | Op::Write | Op::CopyRange | Op::Put | Op::WriteBack => true,
             Op::Lookup
             | Op::Parent
             | Op::Getattr

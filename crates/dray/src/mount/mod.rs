@@ -205,7 +205,7 @@ impl Mount {
             counts_on_one_user: self.believes() && !self.kernel_checks(),
             leases: match self.plan.leases {
                 // The kernel checks every caller, or all callers are one user.
-                true => LeaseWish::Yes { callers_are_checked: true },
+                true => LeaseWish::Yes { callers_are_checked: true, keeps_writes: false },
                 false => LeaseWish::No,
             },
             definition: 0,

@@ -79,6 +79,9 @@ pub struct Export {
     /// another way than by this server must not matter to them while a lease holds. Nothing is
     /// leased where writes are carried out late.
     pub leases: bool,
+    /// Whether clients may keep what they write for a while, of files that nobody else looks at. `leases` has to be
+    /// on, too.
+    pub write_leases: bool,
     /// Whether the export has the names of a projection whose data are at other servers. Then it
     /// gives files ids of their data.
     pub gives_object_ids: bool,
@@ -93,6 +96,8 @@ pub struct Export {
     pub(crate) watchers: Watchers,
     /// None: nothing is leased.
     pub(crate) lease_table: Option<Arc<LeaseTable>>,
+    /// Clients of before that may have kept what they wrote. No call is carried out before it is written.
+    pub(crate) kept_writes: Grace,
     pub(crate) mappings: Mappings,
     /// The clients that a start of the server waits for. Each export has its own, since the file
     /// system of another one may hang.
@@ -131,6 +136,7 @@ impl Export {
             definition: None,
             definition_only: false,
             leases: false,
+            write_leases: false,
             lease_table: None,
             gives_object_ids: false,
             ranges: Arc::default(),
@@ -138,6 +144,7 @@ impl Export {
             group_sync: GroupSync::default(),
             replayed: ReplayedChanges::default(),
             watchers: Watchers::default(),
+            kept_writes: Grace::default(),
             mappings: Mappings::default(),
             pool: BufferPool::new(0, 0),
             grace: Grace::default(),
@@ -153,7 +160,7 @@ impl Export {
 
     /// With as much of what is counted as a server of these options has for an export.
     pub(super) fn within(self, options: &ServerOptions) -> Export {
-        let table = || Arc::new(LeaseTable::new(options));
+        let table = || Arc::new(LeaseTable::new(options, self.write_leases));
         Export {
             lease_table: (self.leases && !self.writes_late).then(table),
             files: Arc::new(Shares::new(options.open_files_max)),

@@ -100,6 +100,11 @@ impl Reply {
         self.head.absence = self.head.absence.or(ttl);
     }
 
+    /// Says the number of a write lease that is given with it.
+    pub(super) fn lease_writing(&mut self, number: Option<u64>) {
+        self.head.write_lease = number;
+    }
+
     /// Whether the call was carried out.
     pub(super) fn is_success(&self) -> bool {
         self.head.errno == 0

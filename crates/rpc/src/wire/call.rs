@@ -8,6 +8,7 @@ use dray_core::{
 use crate::wire::codec::{Input, Malformed, Wire};
 use crate::wire::stamp::Change;
 use crate::wire::ticket::Ticket;
+use crate::wire::write_back::WriteBase;
 
 macro_rules! calls {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? }),* $(,)?) => {
@@ -120,4 +121,17 @@ calls! {
     /// Says that `name` in `dir` is the file `id`, which the server has not met
     /// ([`FEATURE_LEARN`](crate::wire::FEATURE_LEARN)).
     Learn { dir: FileId, name: Bytes<'a>, id: FileId },
+    /// Writes what was kept under the write lease `lease`; the data come along
+    /// ([`FEATURE_WRITE_LEASES`](crate::wire::FEATURE_WRITE_LEASES)). `extents` says where they go, as
+    /// [`put_extents`](crate::wire::put_extents) writes it. The answer is the attributes behind that. Without that
+    /// lease nothing is written unless the file is still as `base` says. Else the answer is `EREMCHG`. With `ends` the
+    /// lease is given back.
+    WriteBack {
+        handle: u64,
+        lease: u64,
+        base: WriteBase,
+        kill_set_id: bool,
+        ends: bool,
+        extents: Bytes<'a>,
+    },
 }

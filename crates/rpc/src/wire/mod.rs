@@ -22,6 +22,7 @@ mod stamp;
 mod ticket;
 mod types;
 mod usage;
+mod write_back;
 
 pub use audit::{
     AuditCall, AuditConsumer, AuditHello, AuditPart, AuditReply, AuditSummary, AuditWanted,
@@ -46,6 +47,7 @@ pub use rows::{
 pub use stamp::{Change, FileDurableStamp, Stamp, get_durable_stamps, put_durable_stamp};
 pub use ticket::Ticket;
 pub use usage::{USAGE_MAX, UsageEntry, get_usage, put_usage};
+pub use write_back::{EXTENTS_MAX, WriteBase, get_extents, put_extents};
 
 /// Oldest protocol version that is understood.
 pub const VERSION_MIN: u16 = 1;
@@ -84,6 +86,9 @@ pub const FEATURE_LEARN: u64 = 512;
 pub const FEATURE_LEASES: u64 = 1024;
 /// Feature: the server answers [`NotifyHead::PROBE`].
 pub const FEATURE_PROBES: u64 = 2048;
+/// Feature: `write_back` is understood, and the client may keep what it writes under a write lease, which answers
+/// give with [`ReplyHead::write_lease`]. Where an export gives none, the server leaves the feature out.
+pub const FEATURE_WRITE_LEASES: u64 = 4096;
 /// All features that this version knows.
 pub const FEATURES: u64 = FEATURE_STAMPS
     | FEATURE_TICKETS
@@ -96,7 +101,8 @@ pub const FEATURES: u64 = FEATURE_STAMPS
     | FEATURE_OPEN_NAMED
     | FEATURE_LEARN
     | FEATURE_LEASES
-    | FEATURE_PROBES;
+    | FEATURE_PROBES
+    | FEATURE_WRITE_LEASES;
 /// Among a server's features: its machine has lost power, and it waits for what clients
 /// have kept.
 pub const RECOVERING: u64 = 1 << 63;

@@ -11,7 +11,8 @@ use crate::wire::rows::{
     SlotUse, Trace,
 };
 use crate::wire::{
-    Call, FEATURE_LEARN, FEATURE_LOOKUP_OPEN, FEATURE_OPEN_NAMED, FEATURE_TICKETS, FEATURE_XFLAGS,
+    Call, FEATURE_LEARN, FEATURE_LOOKUP_OPEN, FEATURE_OPEN_NAMED, FEATURE_TICKETS,
+    FEATURE_WRITE_LEASES, FEATURE_XFLAGS,
 };
 
 impl OpRow {
@@ -67,6 +68,10 @@ impl OpRow {
             Op::Setxattr => OpRow { trace: Trace::XattrSet, ..row },
             Op::Removexattr => OpRow { trace: Trace::XattrRemoved, ..row },
             Op::Write => OpRow { takes_data: true, trace: Trace::Written, ..row },
+            // Earlier versions know its intent, that of a write to a place.
+            Op::WriteBack => {
+                OpRow { takes_data: true, trace: Trace::Written, noted_as: Op::Write, ..row }
+            }
             Op::CopyRange => OpRow { trace: Trace::Copied, ..row },
             Op::Put => OpRow { takes_data: true, trace: Trace::Put, ..row },
         }
@@ -116,6 +121,7 @@ pub const fn feature_of(op: Op) -> u64 {
         Op::GetXflags | Op::SetXflags => FEATURE_XFLAGS,
         Op::OpenNamed => FEATURE_OPEN_NAMED,
         Op::Learn => FEATURE_LEARN,
+        Op::WriteBack => FEATURE_WRITE_LEASES,
     }
 }
 
@@ -233,6 +239,12 @@ impl<'a> Call<'a> {
                     .and_about(Operand::Name(dir, name))
             }
             Call::Write { handle, how } => writes(handle, how).about(Operand::Handle(handle)),
+            // Whether it may be made depends on all of the file.
+            Call::WriteBack { handle, .. } => {
+                let file = FileRef::Handle(handle);
+                let intent = Intent::Repeat(file, Extent::All);
+                change(Changes::Data(file, Extent::All), intent).about(Operand::Handle(handle))
+            }
             Call::Allocate { handle, what } => {
                 allocates(handle, what).about(Operand::Handle(handle))
             }

@@ -38,10 +38,12 @@ pub struct ReplyHead {
     pub stamp: Option<Stamp>,
     /// The ticket that the client can show to a later server process.
     pub ticket: Option<Ticket>,
+    /// The number of the write lease of the file that was opened. None: there is none.
+    pub write_lease: Option<u64>,
 }
 
-// Bits of the flags. Stamp, ticket and absence stand between the flags' head and the results, in
-// this order.
+// Bits of the flags. Stamp, ticket, absence and write lease stand between the flags' head and the
+// results, in this order.
 const UNKNOWN_HANDLE: u16 = 1;
 const SETTLED: u16 = 2;
 const STAMPED: u16 = 4;
@@ -50,10 +52,12 @@ const TIMES_PAST: u16 = 16;
 const TIMES_YOUNG: u16 = 32;
 const ABSENCE: u16 = 64;
 const UNMET: u16 = 128;
+const WRITE_LEASE: u16 = 256;
 
 impl ReplyHead {
     /// The most that [`ReplyHead::put_message`] appends.
-    pub const BYTES_MAX: usize = 10 + Stamp::BYTES + Ticket::BYTES + size_of::<u32>();
+    pub const BYTES_MAX: usize =
+        10 + Stamp::BYTES + Ticket::BYTES + size_of::<u32>() + size_of::<u64>();
 
     /// The head of a successful reply.
     pub fn success(tag: u32) -> ReplyHead {
@@ -68,6 +72,7 @@ impl ReplyHead {
             unmet: false,
             stamp: None,
             ticket: None,
+            write_lease: None,
         }
     }
 
@@ -118,6 +123,7 @@ impl ReplyHead {
             | flag(self.times_past == Some(false), TIMES_YOUNG)
             | flag(self.absence.is_some(), ABSENCE)
             | flag(self.unmet, UNMET)
+            | flag(self.write_lease.is_some(), WRITE_LEASE)
     }
 }
 
@@ -133,6 +139,9 @@ impl<'a> Wire<'a> for ReplyHead {
         if self.absence.is_some() {
             Ttl::to_number(self.absence).put(out);
         }
+        if let Some(number) = self.write_lease {
+            number.put(out);
+        }
     }
 
     fn get(input: &mut Input<'a>) -> Result<ReplyHead, Malformed> {
@@ -141,6 +150,7 @@ impl<'a> Wire<'a> for ReplyHead {
         let stamp = if has(STAMPED) { Some(input.get()?) } else { None };
         let ticket = if has(TICKET) { Some(input.get()?) } else { None };
         let absence = if has(ABSENCE) { Ttl::from_number(input.get()?) } else { None };
+        let write_lease = if has(WRITE_LEASE) { Some(input.get()?) } else { None };
         let times_known = has(TIMES_PAST) || has(TIMES_YOUNG);
         Ok(ReplyHead {
             tag,
@@ -153,6 +163,7 @@ impl<'a> Wire<'a> for ReplyHead {
             unmet: has(UNMET),
             stamp,
             ticket,
+            write_lease,
         })
     }
 }
@@ -206,7 +217,9 @@ mod tests {
     #[test]
     fn a_reply_that_is_cut_short_is_malformed() {
         let stamp = Some(Stamp { number: 5, at: 4096 });
-        let head = ReplyHead { stamp, ticket: Some(Ticket([9; 16])), ..ReplyHead::success(9) };
+        let (ticket, write_lease) = (Some(Ticket([9; 16])), Some(7));
+        let head = ReplyHead { stamp, ticket, write_lease, ..ReplyHead::success(9) };
+        assert_eq!(again(&head), head);
         let mut message = Vec::new();
         head.put_message(&mut message);
         for length in 0..message.len() {

@@ -43,3 +43,4 @@ mod unslotted;
 mod validity;
 mod versions;
 mod withdrawn;
+mod write_leases;

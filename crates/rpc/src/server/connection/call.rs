@@ -149,6 +149,7 @@ impl CallInHand {
             NO_SLOT => None,
             _ => self.session.slots.done(slot, sequence, reply),
         };
+        self.writing_ends(&call.call);
         // Behind that: an answer that is asked for again says nothing that may have changed since.
         if let Some(since) = since.take() {
             self.lease(&call.row, since, grants.leases.as_deref(), reply);
@@ -172,6 +173,13 @@ impl CallInHand {
             // The call has been asked for again on a later connection, where the answer must go.
             if !self.session.has_connection(self.connection) {
                 return Err(Refused::Unheard);
+            }
+        }
+        if self.waits_for_kept_writes(row) {
+            let kept = &self.session.export.kept_writes;
+            kept.wait(&self.cx).await.map_err(|error| Refused::with(Reply::failure(&error)))?;
+            if !self.session.has_connection(self.connection) {
+                return Err(Refused::Unheard); // as above
             }
         }
         // Nothing was applied then, so the slot stays as it was: the client opens the file
@@ -273,8 +281,12 @@ impl CallInHand {
         };
         let in_slot = self.head.slot != NO_SLOT;
         let files = if in_slot { Files::of(&self.session, row)? } else { Files::default() };
-        *leases = self.breaking(row, &files, again.as_deref());
+        let cut = self.cut_file(row).await;
+        *leases = self.breaking(row, (&files, cut), again.as_deref());
         if let Some(waits) = leases.as_mut().and_then(|leases| leases.recall()) {
+            Box::pin(waits.wait()).await;
+        }
+        if let Some(waits) = self.recall_writes(row) {
             Box::pin(waits.wait()).await;
         }
         again.take_if(|again| !self.asks_again(again, row, &files));
@@ -295,7 +307,7 @@ impl CallInHand {
         }
         let amend = again.as_ref().and_then(|again| again.amend);
         if in_slot && again.is_none() {
-            *plan = self.intend((row, &files), data_bytes).await?;
+            *plan = self.intend((call, row, &files), data_bytes).await?;
         }
         if let Some(leases) = leases {
             let named = plan.iter().flat_map(|plan| plan.named).flatten();
@@ -325,11 +337,15 @@ impl CallInHand {
         }
         let table = session.export.lease_table.as_ref();
         *since = table.zip(session.lease_holder()).map(|(table, holder)| table.since(holder));
+        let shown = table.filter(|table| table.leases_writes()).map(|table| table.shows());
         let data_again = again.as_ref().map(|_| data.clone().unwrap_or_default());
         *reply = match execute::run(server, session, &self.cx, (call, state), data).await {
             Ok(reply) => reply,
             Err(error) => Reply::failure(&error),
         };
+        if let Some(shown) = shown {
+            self.show_anew(row, shown, since, reply).await;
+        }
         drop(carried);
         if amend.is_some_and(|amend| amend.made().is_some() || amend.put().is_some()) {
             call_admission::settled(&self.session, &self.cx, call, reply);
@@ -361,7 +377,7 @@ impl CallInHand {
     fn breaking(
         &self,
         row: &CallRow<'_>,
-        files: &Files,
+        (files, cut): (&Files, Option<FileId>),
         again: Option<&Reexecution>,
     ) -> Option<Box<LeaseChange>> {
         let table = self.session.export.lease_table.as_ref()?;
@@ -374,7 +390,10 @@ impl CallInHand {
         if let Some(file) = rights.and_then(|file| files.id(file).ok()) {
             change.rights(file);
         } else if let Some(file) = attributes.and_then(|file| files.id(file).ok()) {
-            change.attributes(file);
+            change.content(file);
+        }
+        if let Some(file) = cut {
+            change.content(file);
         }
         // What a server before us has begun is not planned again.
         let begun = again.into_iter().flat_map(|again| again.files());
@@ -491,11 +510,12 @@ impl CallInHand {
     /// do.
     async fn intend(
         &self,
-        (row, files): (&CallRow<'_>, &Files),
+        (call, row, files): (&Call<'_>, &CallRow<'_>, &Files),
         data_bytes: usize,
     ) -> dray_core::Result<Option<Plan>> {
         let CallHead { slot, sequence, op, .. } = self.head;
         let plan = plan::plan(&self.session, &self.cx, (row.intent, files), data_bytes).await?;
+        self.may_write_back(call, files).await?;
         if let Some(plan) = &plan {
             // The change before it may have ended without an answer when the export was lost, and is
             // settled at the next opening. An intent beside that one would say that this began as well.

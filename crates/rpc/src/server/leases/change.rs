@@ -54,7 +54,18 @@ impl LeaseChange {
         }
     }
 
-    /// The attributes of a file change.
+    /// The attributes of a file change, and perhaps its data. Nobody waits for this with a grant of ranges: what
+    /// others have written of the file may need one.
+    pub(crate) fn content(&mut self, id: FileId) {
+        self.mark(Part::Attributes(id));
+        let kinds = match self.table.never_recalls_writes {
+            true => LeaseKinds::ATTRIBUTES,
+            false => LeaseKinds::ATTRIBUTES | LeaseKinds::WRITE,
+        };
+        self.collect(&FileBreaks { id, kinds, name: None });
+    }
+
+    /// Attributes of a file change, and neither its data nor its size.
     pub(crate) fn attributes(&mut self, id: FileId) {
         self.mark(Part::Attributes(id));
         self.collect(&FileBreaks { id, kinds: LeaseKinds::ATTRIBUTES, name: None });
@@ -75,24 +86,13 @@ impl LeaseChange {
     pub(crate) fn rights(&mut self, id: FileId) {
         self.mark(Part::Attributes(id));
         self.mark(Part::Names(id));
-        let kinds = LeaseKinds::ATTRIBUTES | LeaseKinds::NAMES;
+        let kinds = LeaseKinds::ALL;
         self.collect(&FileBreaks { id, kinds, name: None });
     }
 
     /// Sends the recalls. The change goes on when the waits have ended; none: at once.
     pub(crate) fn recall(&mut self) -> Option<LeaseWaits> {
-        let Recalls { to_send, others, ended, directories, quiet_until } =
-            std::mem::take(&mut self.recalls);
-        if to_send.is_empty() && others.is_empty() && ended.is_empty() && quiet_until.is_none() {
-            return None; // nearly always
-        }
-        let mut recalls = others;
-        for (who, number, items) in to_send {
-            who.recall(number.number, items);
-            recalls.push((who, number));
-        }
-        let table = self.table.clone();
-        Some(LeaseWaits { table, recalls, ended, directories, quiet_until, begun: now() })
+        LeaseWaits::of(&self.table, std::mem::take(&mut self.recalls))
     }
 }
 
@@ -113,6 +113,21 @@ pub(crate) struct LeaseWaits {
 }
 
 impl LeaseWaits {
+    /// Sends recalls that were collected.
+    pub(super) fn of(table: &Arc<LeaseTable>, recalls: Recalls) -> Option<LeaseWaits> {
+        let Recalls { to_send, others, ended, directories, quiet_until } = recalls;
+        if to_send.is_empty() && others.is_empty() && ended.is_empty() && quiet_until.is_none() {
+            return None; // nearly always
+        }
+        let mut recalls = others;
+        for (who, number, items) in to_send {
+            who.recall(number.number, items);
+            recalls.push((who, number));
+        }
+        let table = table.clone();
+        Some(LeaseWaits { table, recalls, ended, directories, quiet_until, begun: now() })
+    }
+
     /// Ends at the latest when no client can believe what was leased to it.
     pub(crate) async fn wait(self) {
         for (who, number) in &self.recalls {
