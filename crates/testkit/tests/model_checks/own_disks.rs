@@ -22,8 +22,11 @@ const LAYOUTS: [&str; 4] = [
     "layout = \"stripe\"\natomic = true",
 ];
 
+/// Who removes a file looks at it once more behind that, for its objects.
+const WHOLE: OptionalFeatures =
+    OptionalFeatures { ids_end_at_once: false, ..OptionalFeatures::ALL };
 /// Bytes between the places of two targets cannot move from one to the other.
-const STRIPED: OptionalFeatures = OptionalFeatures { shift_range: false, ..OptionalFeatures::ALL };
+const STRIPED: OptionalFeatures = OptionalFeatures { shift_range: false, ..WHOLE };
 
 type Stack = Arc<dyn FileSystem>;
 
@@ -33,7 +36,7 @@ fn memory() -> Vec<Stack> {
 }
 
 fn features_of(layout: &str) -> OptionalFeatures {
-    if layout == FILE { OptionalFeatures::ALL } else { STRIPED }
+    if layout == FILE { WHOLE } else { STRIPED }
 }
 
 // proves: P170

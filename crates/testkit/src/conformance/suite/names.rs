@@ -1,8 +1,11 @@
 //! Names: making, removing, renaming, linking, and ids.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use dray_core::{CreateHow, Errno, FileType, Make, OpenHow, RemoveKind, RenameHow};
+use dray_core::{
+    CreateHow, Errno, FileId, FileType, Make, OpenFile, OpenHow, RemoveKind, RenameHow,
+};
 
 use super::place::{TestDirectory, close, errno, name, read, user, write};
 
@@ -160,6 +163,28 @@ pub(super) async fn an_unnamed_file_gets_its_first_name(place: &TestDirectory) {
 
 // proves: P38
 pub(super) async fn ids_survive_rename_and_die_with_the_file(place: &TestDirectory) {
+    let (id, new) = renamed_and_removed(place).await;
+    is_stale(place, id).await;
+    close(new).await;
+}
+
+/// The same where a look at the file that is under way may end first.
+pub(super) async fn ids_survive_rename_and_die_soon_after_the_file(place: &TestDirectory) {
+    let (id, new) = renamed_and_removed(place).await;
+    for fs in [place.client(0), place.client(1)] {
+        for _ in 0..200 {
+            if errno(fs.getattr(&user(0), id).await).is_some() {
+                break;
+            }
+            dray_rt::sleep(Duration::from_millis(10)).await;
+        }
+    }
+    is_stale(place, id).await;
+    close(new).await;
+}
+
+/// The id of a file that is gone, and the open file that was made in its place.
+async fn renamed_and_removed(place: &TestDirectory) -> (FileId, Arc<dyn OpenFile>) {
     let (fs, cx, dir) = (place.fs(), user(0), place.dir);
     let (entry, file) = place.file("before").await;
     close(file).await;
@@ -170,16 +195,13 @@ pub(super) async fn ids_survive_rename_and_die_with_the_file(place: &TestDirecto
     // Made at once, so that a file system that uses numbers again has the chance to.
     let (new, file) = place.file("after").await;
     assert_ne!(new.id, entry.id);
+    (entry.id, file)
+}
+
+async fn is_stale(place: &TestDirectory, id: FileId) {
+    let cx = user(0);
     for fs in [place.client(0), place.client(1)] {
-        // A look at the file that is under way, such as one of servers with their own disks, ends first.
-        for _ in 0..200 {
-            if errno(fs.getattr(&cx, entry.id).await).is_some() {
-                break;
-            }
-            dray_rt::sleep(Duration::from_millis(10)).await;
-        }
-        assert_eq!(errno(fs.getattr(&cx, entry.id).await), Some(Errno::ESTALE));
-        assert_eq!(errno(fs.open(&cx, entry.id, OpenHow::READ).await), Some(Errno::ESTALE));
+        assert_eq!(errno(fs.getattr(&cx, id).await), Some(Errno::ESTALE));
+        assert_eq!(errno(fs.open(&cx, id, OpenHow::READ).await), Some(Errno::ESTALE));
     }
-    close(file).await;
 }
