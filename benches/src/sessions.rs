@@ -31,6 +31,7 @@ async fn connect(address: &Address, export: &str, leases: LeaseWish) -> CommandR
         caches: false,
         counts_on_one_user: false,
         leases,
+        lease_share: None,
         definition: 0,
         group: None,
     };

@@ -32,6 +32,7 @@ async fn client() -> RemoteFs {
         caches: false,
         counts_on_one_user: false,
         leases: LeaseWish::No,
+        lease_share: None,
         definition: 0,
         group: None,
     };

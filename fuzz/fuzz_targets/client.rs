@@ -46,6 +46,7 @@ fuzz_target!(|bytes: &[u8]| {
             caches: false,
             counts_on_one_user: false,
             leases: LeaseWish::No,
+            lease_share: None,
             definition: 0,
             group: None,
         };

@@ -266,6 +266,7 @@ async fn connect_one(
             caches: false,
             counts_on_one_user: false,
             leases: LeaseWish::No,
+            lease_share: None,
             definition: 0,
             group: None,
         };

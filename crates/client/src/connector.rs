@@ -8,7 +8,7 @@ use dray_core::FsInfo;
 use dray_fabric::{Connect, ConnectFrom, ConnectInTurn};
 use dray_rpc::auth::Key;
 use dray_rpc::client::{
-    ClientOptions, ClientSession, ConnectError, LeaseWish, SessionGroup, SessionMemory,
+    ClientOptions, ClientSession, ConnectError, LeaseShare, LeaseWish, SessionGroup, SessionMemory,
 };
 
 use crate::target::Target;
@@ -32,6 +32,8 @@ pub struct ConnectOptions {
     pub counts_on_one_user: bool,
     /// Whether names and attributes are to be leased (ADR 0049).
     pub leases: LeaseWish,
+    /// The place of the session among those with servers that lease parts of the same files.
+    pub lease_share: Option<LeaseShare>,
     /// Fingerprint of the definition of the projection by which files are placed; 0: none is known.
     pub definition: u64,
     /// All sessions of the mount, where there is one for each slice of a projection.
@@ -123,8 +125,12 @@ fn session_options(export: &str, options: &ConnectOptions) -> ClientOptions {
         split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
         caches: options.caches,
         counts_on_one_user: options.counts_on_one_user,
-        // The servers of a projection do not recall what others of them have leased.
-        leases: if options.definition == 0 { options.leases } else { LeaseWish::No },
+        leases: match options.definition == 0 || options.lease_share.is_some() {
+            true => options.leases,
+            // A server of a projection does not recall what others have leased, unless the definition says so.
+            false => LeaseWish::No,
+        },
+        lease_share: options.lease_share.clone(),
         definition: options.definition,
         group: options.group.clone(),
     }

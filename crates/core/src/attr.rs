@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{FileId, Gid, Uid, Validity};
+use crate::{FileId, Gid, Ttl, Uid, Validity};
 
 /// A point in time, as files carry it: seconds since 1970 and nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -116,6 +116,11 @@ impl Attr {
     /// The file's type; a mode with no type counts as a regular file.
     pub fn file_type(&self) -> FileType {
         FileType::from_mode(self.mode).unwrap_or(FileType::Regular)
+    }
+
+    /// The same, under a name that may be believed for so long.
+    pub fn of_name(self, name: Option<Ttl>) -> Attr {
+        Attr { validity: Validity { name, ..self.validity }, ..self }
     }
 
     /// The longest time between two changes that can leave a file with the same times. For file

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::BitOr;
 use std::sync::Arc;
 
-use crate::{FileId, NameBuf};
+use crate::{Attr, Context, FileId, Fut, Name, NameBuf, Result};
 
 /// Kinds of leases on one file, as a set.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -125,6 +125,29 @@ impl fmt::Debug for RecallDone {
 /// Gets what is not to be believed any more. It must not wait, nor call the session. The
 /// session has forgotten it by then.
 pub type HearRecalls = Arc<dyn Fn(Recall, RecallDone) + Send + Sync>;
+
+/// The number of a hold of one session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HoldNumber(pub u64);
+
+/// A session with a server that leases what another server of the same file system is about to change (ADR 0056).
+pub trait HoldLeases: Send + Sync + 'static {
+    /// Has the server recall what it has leased of a name in the directory `id`. Without a name it recalls what it has
+    /// leased of the attributes of the file `id`. It leases nothing of that until the hold is released, or has lasted for its longest
+    /// time. Errors: that it is not held, or not known to be.
+    fn hold<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        name: Option<&'a Name>,
+    ) -> Fut<'a, Result<HoldNumber>>;
+
+    /// The attributes of a file that may be answered without the server; none if the server is to be asked.
+    fn leased(&self, id: FileId) -> Option<Attr>;
+
+    /// Ends a hold. Answers whether it has lasted until now.
+    fn release<'a>(&'a self, cx: &'a Context, hold: HoldNumber) -> Fut<'a, Result<bool>>;
+}
 
 #[cfg(test)]
 mod tests {

@@ -51,7 +51,7 @@ pub use id::{
     ClientAddress, FileId, FsUuid, Gid, HolderId, LockOwner, NodeId, Origin, Pid, RequestId,
     SessionId, Uid,
 };
-pub use leases::{HearRecalls, LeaseKinds, Recall, RecallDone, RecallItem};
+pub use leases::{HearRecalls, HoldLeases, HoldNumber, LeaseKinds, Recall, RecallDone, RecallItem};
 pub use lock::{Lock, LockFamily, LockKind, LockRange};
 pub use name::{NAME_MAX_BYTES, Name, NameBuf};
 pub use named::{must_be_named, open_named};

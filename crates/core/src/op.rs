@@ -70,6 +70,8 @@ ops! {
     SetXflags "set_xflags" true,
     OpenNamed "open_named" false,
     Learn "learn" false,
+    Hold "hold" false,
+    Release "release" false,
 }
 
 impl Op {
@@ -117,7 +119,9 @@ impl Op {
             | Op::GetXflags
             | Op::SetXflags
             | Op::OpenNamed
-            | Op::Learn => false,
+            | Op::Learn
+            | Op::Hold
+            | Op::Release => false,
         }
     }
 }

@@ -284,6 +284,7 @@ async fn through_both(
         caches: false,
         counts_on_one_user: false,
         leases: LeaseWish::No,
+        lease_share: None,
         definition: 0,
         group: None,
     };
@@ -363,16 +364,17 @@ fn three_mounts_of_a_tmpfs_agree_with_the_model_uring() {
 
 /// Two and three mounts of a projection over three servers, each named by another server.
 fn projected(layout: &str, transport: &str) {
+    projected_as(Quirks::mounted(), (layout, 25), &format!("transport={transport}"));
+}
+
+fn projected_as(quirks: Quirks, (layout, cases): (&str, u32), options: &str) {
     let Some(binary) = binary() else { return };
     let tmpfs = Tmpfs::new(64 << 20).expect("a tmpfs");
     for mounts in [2, 3] {
         let served = tmpfs.path().join(mounts.to_string());
         std::fs::create_dir(&served).expect("a directory");
-        let options = format!("transport={transport}");
-        let rig = Rig::projected(&binary, &served, layout, (mounts, &options));
-        fixture::generated(&sequences(STEPS), 25, 1_000, |steps| {
-            case(&rig, Quirks::mounted(), &steps)
-        });
+        let rig = Rig::projected(&binary, &served, layout, (mounts, options));
+        fixture::generated(&sequences(STEPS), cases, 1_000, |steps| case(&rig, quirks, &steps));
     }
 }
 
@@ -380,6 +382,13 @@ fn projected(layout: &str, transport: &str) {
 #[test]
 fn mounts_of_a_cluster_agree_with_the_model_classic() {
     projected("layout = 'cluster'", "classic");
+}
+
+// proves: P271
+#[test]
+fn mounts_of_a_cluster_under_leases_agree_with_the_model_classic() {
+    let layout = ("layout = 'cluster'\nleases = true", 8);
+    projected_as(Quirks::kernel(), layout, "transport=classic,leases=yes");
 }
 
 // proves: P150

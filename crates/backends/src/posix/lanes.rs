@@ -65,7 +65,7 @@ impl Lane {
         match op {
             Lookup | LookupOpen | Parent | Getattr | Readlink | Access | Statfs | Getxattr
             | Listxattr | Readdir | TestLock | GetFlags | GetXflags | Open | OpenNamed | Learn
-            | Reopen => Lane::Looks,
+            | Reopen | Hold | Release => Lane::Looks,
             // On ext4 and others a search for data waits for a writer.
             Read | Seek => Lane::Reads,
             Write | Allocate | CopyRange | Put | Redo => Lane::Writes,

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_core::{FsInfo, NodeId, Stack};
+use dray_core::{FsInfo, HoldLeases, NodeId, Stack};
 use dray_fabric::Address;
 use dray_layers::placement::{
     Definition, FilePlaces, Layout, Placement, Slices, own_disks_stack, parse_definitions,
     placed_stack, probe_target,
 };
-use dray_rpc::client::{ClientSession, ConnectError, RemoteFs};
+use dray_rpc::client::{ClientSession, ConnectError, LeaseGroup, LeaseShare, RemoteFs};
 
 mod slices;
 
@@ -40,6 +40,8 @@ pub struct ClientProjection {
     slices: Slices,
     /// Of all threads: the kernel asks one for a directory and another one for what is in it.
     places: Arc<FilePlaces>,
+    /// The sessions, if the servers lease what they own.
+    leases: Option<Arc<LeaseGroup>>,
 }
 
 impl ClientProjection {
@@ -52,7 +54,10 @@ impl ClientProjection {
         let definition = definitions.pop().filter(|_| definitions.is_empty());
         let definition = definition.ok_or_else(|| wrong("it is not of one projection".into()))?;
         let slices = Slices::of(Placement::new(&definition));
-        Ok(Arc::new(ClientProjection { definition, slices, places: Arc::default() }))
+        let owners = slices.clone();
+        let leases = definition.leases;
+        let leases = leases.then(|| LeaseGroup::new(move |id| usize::from(owners.home(id).0)));
+        Ok(Arc::new(ClientProjection { definition, slices, places: Arc::default(), leases }))
     }
 
     /// Which slice has what.
@@ -72,6 +77,17 @@ impl ClientProjection {
         };
         let all = self.definition.servers.iter().enumerate();
         all.filter(|(index, _)| only.is_none_or(|only| only == *index)).map(target).collect()
+    }
+
+    /// The same for the session of one server or slice.
+    pub(super) fn options_of(&self, member: usize, options: &ConnectOptions) -> ConnectOptions {
+        let share = |group: &Arc<LeaseGroup>| LeaseShare { group: group.clone(), member };
+        ConnectOptions { lease_share: self.leases.as_ref().map(share), ..options.clone() }
+    }
+
+    /// The servers' file system is known by now.
+    pub(super) fn found(&self, info: &FsInfo) {
+        self.leases.iter().for_each(|group| group.set_root(info.root));
     }
 
     pub(super) fn options(&self, options: &ConnectOptions) -> ConnectOptions {
@@ -193,11 +209,23 @@ impl ClientConnection {
                 let stacks = self.sessions.iter().cloned().map(RemoteFs::stack).collect();
                 let placement = projection.slices.placement().clone();
                 match projection.definition.layout.is_shared() {
-                    true => placed_stack(placement, projection.places.clone(), stacks),
+                    true => {
+                        let holders = self.holders(projection);
+                        placed_stack(placement, projection.places.clone(), stacks, holders)
+                    }
                     false => own_disks_stack(placement, stacks),
                 }
             }
         }
+    }
+
+    /// The servers that hold what others change of what they have leased.
+    fn holders(&self, projection: &ClientProjection) -> Vec<Arc<dyn HoldLeases>> {
+        let holder = |session: &Arc<ClientSession>| -> Arc<dyn HoldLeases> {
+            Arc::new(RemoteFs::new(session.clone()))
+        };
+        let sessions = self.sessions.iter().filter(|_| projection.definition.leases);
+        sessions.map(holder).collect()
     }
 
     /// Ends the sessions: the servers give everything back at once.
@@ -222,10 +250,11 @@ impl ClientProjection {
         let node = memory.session(0).map_err(no_memory)?.node();
         let (options, targets) = (self.options(options), self.targets(node)?);
         let tries = targets.iter().map(|(index, target)| {
-            let (options, memory) = (&options, memory.session_of(*index, node));
+            let options = self.options_of(*index, &options);
+            let memory = memory.session_of(*index, node);
             Box::pin(async move {
                 let memory = memory.map_err(no_memory)?;
-                let tried = connect_session(target, options, memory);
+                let tried = connect_session(target, &options, memory);
                 match dray_rt::timeout(SERVER_PATIENCE, tried).await {
                     Ok(Ok(session)) => Ok(Some(session)),
                     Ok(Err(ConnectError::Unreachable { .. })) | Err(_) => Ok(None),
@@ -257,10 +286,11 @@ impl ClientProjection {
         let node = memory.session(0).map_err(no_memory)?.node();
         let (options, targets) = (self.options(options), self.targets(node)?);
         let tries = targets.iter().map(|(index, target)| {
-            let (options, memory) = (&options, memory.session_of(*index, node));
+            let options = self.options_of(*index, &options);
+            let memory = memory.session_of(*index, node);
             Box::pin(async move {
                 let memory = memory.map_err(no_memory)?;
-                take_over_session(target, options, memory, patience, replaceable).await.transpose()
+                take_over_session(target, &options, memory, patience, replaceable).await.transpose()
             }) as dray_core::Fut<'_, Reached>
         });
         let reached = dray_rt::join_all(tries.collect()).await;
@@ -302,14 +332,16 @@ impl ClientProjection {
             target: joined(targets.iter().map(|(_, target)| target)),
             error: std::io::Error::from_raw_os_error(libc::EHOSTUNREACH),
         })?;
+        self.found(&info);
         for ((index, target), session) in targets.iter().zip(&mut sessions) {
             match session {
                 Some(session) => must_be_same(target, &info, session.info())?,
                 None => {
                     let memory = memory.session_of(*index, node).map_err(no_memory)?;
                     log::warn!("{target} does not answer: calls wait until it does");
+                    let own = self.options_of(*index, options);
                     let begun =
-                        begin_session(target, options, memory, info.clone(), BEGIN_PATIENCE).await;
+                        begin_session(target, &own, memory, info.clone(), BEGIN_PATIENCE).await;
                     *session = Some(begun.map_err(|error| self.explained(target, error))?);
                 }
             }

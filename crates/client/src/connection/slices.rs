@@ -73,7 +73,8 @@ impl ClientProjection {
         for number in 0..FIRST_TRIES_MAX.max(servers) {
             let index = (first * step + number * step) % targets.len();
             let own = memory.session_of(index, node).map_err(no_memory)?;
-            let tried = connect_session(&targets[index], options, own);
+            let options = self.options_of(index, options);
+            let tried = connect_session(&targets[index], &options, own);
             match dray_rt::timeout(SERVER_PATIENCE, tried).await {
                 Ok(Ok(session)) => return Ok((index, session)),
                 Ok(Err(error @ ConnectError::Unreachable { .. })) => failure = Some(error),
@@ -101,10 +102,11 @@ impl ClientProjection {
         let node = memory.session(0).map_err(no_memory)?.node();
         let (options, targets) = (self.slice_options(options), self.slice_targets()?);
         let tries = targets.iter().enumerate().map(|(index, target)| {
-            let (options, memory) = (&options, memory.session_of(index, node));
+            let options = self.options_of(index, &options);
+            let memory = memory.session_of(index, node);
             Box::pin(async move {
                 let memory = memory.map_err(no_memory)?;
-                take_over_session(target, options, memory, patience, replaceable).await.transpose()
+                take_over_session(target, &options, memory, patience, replaceable).await.transpose()
             }) as dray_core::Fut<'_, super::Reached>
         });
         let reached = dray_rt::join_all(tries.collect()).await;
@@ -128,12 +130,13 @@ impl ClientProjection {
     ) -> Result<ClientConnection, ConnectError> {
         let info: Option<FsInfo> = sessions.iter().flatten().next().map(|one| one.info().clone());
         let info = info.expect("one session has begun");
+        self.found(&info);
         let all = sessions.into_iter().zip(targets).enumerate().map(|(index, (one, target))| {
             if let Some(session) = one {
                 return Ok(session);
             }
             let own = memory.session_of(index, node).map_err(no_memory)?;
-            Ok(session_with_use(target, options, own, info.clone()))
+            Ok(session_with_use(target, &self.options_of(index, options), own, info.clone()))
         });
         let sessions = all.collect::<Result<_, ConnectError>>()?;
         Ok(ClientConnection { sessions, projection: Some(self) })

@@ -212,6 +212,7 @@ impl Mount {
             },
             definition: 0,
             group: None,
+            lease_share: None,
         }
     }
 
@@ -255,7 +256,7 @@ impl Mount {
         if self.plan.leases && !session.has_leases() {
             log::warn!(
                 "{}: nothing is leased there, so each name and all attributes are asked for each time; let the \
-                 export have `leases` (projections over several servers have none)",
+                 export have `leases` (of a projection, its definition)",
                 self.target
             );
         }

@@ -160,6 +160,14 @@ fn export_of(definition: &Definition, position: usize) -> Result<ExportPlan, Str
         // Where a block of another server follows, the kernel's own read-ahead stops.
         options.entry("read_ahead").or_insert_with(|| STRIPED_READ_AHEAD.into());
     }
+    if options.contains_key("leases") {
+        return Err(
+            "leases belongs into [projection.NAME], since clients have to know it".to_owned()
+        );
+    }
+    if definition.leases {
+        options.insert("leases".into(), true.into());
+    }
     let mut plan = config::projected_export(name, &dir, &options)?;
     if !definition.layout.is_shared() && !plan.backend.has_directory() {
         let backend = plan.backend.name();

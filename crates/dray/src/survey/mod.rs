@@ -87,6 +87,7 @@ pub fn run(args: &SurveyArgs) -> Result<(), Failure> {
         leases: dray_client::LeaseWish::No,
         definition: 0,
         group: None,
+        lease_share: None,
     };
     let mut survey = Survey::new(args);
     let nothing = Loopback::start()?;

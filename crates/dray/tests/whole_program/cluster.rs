@@ -16,6 +16,9 @@ const CLUSTER: &str = "layout = 'cluster'";
 /// Requests of more than 64 KiB go to several servers.
 const STRIPED: &str = "layout = 'cluster-stripe'\nstripe = '64K'";
 
+/// Round trips of a look at what is leased: others on the machine look at mount points.
+const LOOKING_ROUND_TRIPS_MAX: u64 = 8;
+
 /// Three servers of one projection, and the rig that mounts.
 struct Cluster {
     servers: Vec<Rig>,
@@ -94,6 +97,69 @@ impl Cluster {
         let status = serde_json::from_slice::<Value>(&output.stdout);
         status.is_ok_and(|status| status["projection"]["servers"][number]["connected"] == true)
     }
+}
+
+/// Names and attributes of directories at several servers, and of files in them, are asked for once. Changes by
+/// another mount are seen by the next call.
+// proves: P271, P272
+#[test]
+fn what_nobody_else_touches_in_a_cluster_costs_no_round_trip() {
+    on_transports(|transport| {
+        let mut cluster = Cluster::new("layout = 'cluster'\nleases = true");
+        let options = format!("leases=yes,{transport}");
+        let (one, two) = (cluster.mount(0, "one", &options), cluster.mount(1, "two", &options));
+        let dirs: Vec<PathBuf> = (0..10).map(|number| one.join(format!("dir{number}"))).collect();
+        for dir in &dirs {
+            fs::create_dir(dir).unwrap();
+            (0..10).for_each(|file| fs::write(dir.join(format!("f{file}")), "content").unwrap());
+        }
+        let look = || {
+            let files =
+                dirs.iter().flat_map(|dir| (0..10).map(|file| dir.join(format!("f{file}"))));
+            for file in files {
+                assert_eq!(fs::metadata(&file).unwrap().len(), 7);
+                assert!(fs::metadata(file.with_extension("absent")).is_err());
+            }
+            let find =
+                Command::new("find").arg(&one).args(["-name", "f*", "-size", "-8c"]).output();
+            let found = String::from_utf8(find.unwrap().stdout).unwrap().lines().count();
+            assert_eq!(found, 100);
+        };
+        // The times of the last access of directories are asked for once more.
+        (0..3).for_each(|_| look());
+        let before = cluster.status(0, &one)["server"]["calls"].as_u64().unwrap();
+        (0..2).for_each(|_| look());
+        let asked = cluster.status(0, &one)["server"]["calls"].as_u64().unwrap() - before;
+        assert!(asked <= LOOKING_ROUND_TRIPS_MAX, "{asked} round trips");
+        let leases = &cluster.status(0, &one)["server"]["leases"];
+        assert!(leases["hits"].as_u64().unwrap() > 0, "{leases}");
+        // Each step is seen at once, whichever servers the directories have.
+        for number in 0..dirs.len() {
+            let (from, to) =
+                (format!("dir{number}/f0"), format!("dir{}/f0", (number + 1) % dirs.len()));
+            let at = |mount: &Path, path: &str| fs::metadata(mount.join(path));
+            let moved = at(&one, &from).unwrap().ino();
+            let replaced = fs::File::open(one.join(&to)).unwrap();
+            fs::rename(two.join(&from), two.join(&to)).unwrap();
+            assert_eq!(at(&one, &from).unwrap_err().raw_os_error(), Some(libc::ENOENT));
+            assert_eq!(
+                (at(&one, &to).unwrap().ino(), replaced.metadata().unwrap().nlink()),
+                (moved, 0)
+            );
+            fs::hard_link(two.join(&to), two.join(&from)).unwrap();
+            assert_eq!(
+                (at(&one, &from).unwrap().ino(), at(&one, &to).unwrap().nlink()),
+                (moved, 2)
+            );
+            fs::write(two.join(&from), "more content").unwrap();
+            assert_eq!(at(&one, &to).unwrap().len(), 12);
+            fs::remove_file(two.join(&to)).unwrap();
+            assert_eq!(at(&one, &from).unwrap().nlink(), 1);
+            assert_eq!(fs::read_dir(&dirs[(number + 1) % dirs.len()]).unwrap().count(), 9);
+            fs::write(two.join(&to), "content").unwrap();
+            assert_eq!(fs::read(one.join(&to)).unwrap(), b"content");
+        }
+    });
 }
 
 /// A request is split at the ends of blocks, and whatever mount reads finds what one server would have.

@@ -117,7 +117,9 @@ impl AuditKind {
             | Op::Redo
             | Op::Reopen
             | Op::Declare
-            | Op::Learn => AuditKind::Other,
+            | Op::Learn
+            | Op::Hold
+            | Op::Release => AuditKind::Other,
         }
     }
 

@@ -21,6 +21,7 @@ impl PlacedFs {
         (entry, created): (Entry, Arc<dyn OpenFile>),
         (answering, how): (SliceIndex, CreateHow),
     ) -> Result<(Entry, Arc<dyn OpenFile>)> {
+        let entry = self.shared.said_by(answering, entry);
         let home = self.shared.slices.home(entry.id);
         let cuts = how.open.truncates() && !how.exclusive;
         let placed = |file| PlacedFile::open(&self.shared, (home, how.open), file);
@@ -53,6 +54,7 @@ impl PlacedFs {
             return Err(error);
         }
         let attr = file.at_open().map_or(entry.attr, |at_open| at_open.attr);
+        let attr = attr.of_name(entry.attr.validity.name);
         Ok((Entry { attr, ..entry }, placed(file)))
     }
 

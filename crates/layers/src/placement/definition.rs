@@ -108,6 +108,9 @@ pub struct Definition {
     pub atomic: bool,
     /// The share of a dead server goes to others.
     pub failover: bool,
+    /// The servers lease names and attributes to clients that ask for it. Each client has servers hold what it is
+    /// about to change at another one.
+    pub leases: bool,
     /// The subtable `export`: options of the export for the servers. Clients do not get it, and it is no
     /// part of the fingerprint.
     pub export: toml::Table,
@@ -138,6 +141,9 @@ impl Definition {
         // Definitions without it keep the fingerprints that they had before there was failover.
         if self.failover {
             text.push_str("failover = true\n");
+        }
+        if self.leases {
+            text.push_str("leases = true\n");
         }
         text
     }

@@ -67,7 +67,9 @@ impl PlacedFile {
             let calls = ids.map(|id| self.shared.getattr(cx, id)).collect();
             let answers = dray_rt::join_all(calls).await;
             for (index, attr) in some.iter().zip(answers) {
-                page.set_attr(*index, attr.ok()); // none of a file that is gone
+                // What the directory's server said of the name stays. None of a file that is gone.
+                let said = page.get(*index).and_then(|(_, entry)| entry.attr?.validity.name);
+                page.set_attr(*index, attr.ok().map(|attr| attr.of_name(said)));
             }
         }
     }

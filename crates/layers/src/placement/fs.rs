@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use dray_core::{
     Access, Attr, Buf, Context, CreateHow, Entry, Errno, Error, FileId, FileSystem, FsInfo, Fut,
-    Make, Name, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs, Timestamp, Uid,
-    XattrSet, must_be_named, put_in_steps,
+    HoldLeases, Make, Name, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs,
+    Timestamp, Uid, XattrSet, must_be_named, put_in_steps,
 };
 
 use super::file::PlacedFile;
@@ -36,6 +36,7 @@ pub struct PlacedFs {
 impl PlacedFs {
     /// `servers` in the order of the definition that `placement` is of, one for each server. With failover
     /// one for each slice, in their order. `places` are those of the client.
+    /// `holders` are the same servers if they lease what they own, and none if not.
     ///
     /// # Panics
     /// If there is not one file system for each.
@@ -43,12 +44,16 @@ impl PlacedFs {
         placement: Placement,
         places: Arc<FilePlaces>,
         servers: Vec<Arc<dyn FileSystem>>,
+        holders: Vec<Arc<dyn HoldLeases>>,
     ) -> PlacedFs {
         let slices = Slices::of(placement);
         assert_eq!(servers.len(), slices.count(), "one file system for each server or slice");
+        assert!(holders.is_empty() || holders.len() == servers.len(), "one holder for each");
         let info = servers[0].info().clone();
         let guesses = HomeGuesses::default();
-        PlacedFs { shared: Arc::new(PlacedServers { slices, servers, info, places, guesses }) }
+        PlacedFs {
+            shared: Arc::new(PlacedServers { slices, servers, info, places, guesses, holders }),
+        }
     }
 }
 
@@ -124,13 +129,10 @@ impl FileSystem for PlacedFs {
         let at = shared.slices.name(dir, name);
         // Nobody has asked another server for the new file's attributes, so they are not old.
         let made = shared.taught(cx, (at, [dir]), move || shared.at(at).make(cx, dir, name, what));
-        if !shared.learn() {
-            return made;
-        }
         Box::pin(async move {
             let entry = made.await?;
             shared.met((dir, name), &entry);
-            Ok(entry)
+            Ok(shared.said_by(at, entry))
         })
     }
 
@@ -151,9 +153,15 @@ impl FileSystem for PlacedFs {
             let shared = &*self.shared;
             let at = shared.removing(named, file);
             let remove = || shared.at(at).remove(cx, dir, name, kind);
-            shared.taught(cx, (at, [dir]), remove).await?;
-            shared.show_removed(cx, file, (at, named)).await;
-            Ok(())
+            let mut holds = shared.holds(at);
+            let removed = async {
+                holds.name(cx, (dir, name)).await?;
+                shared.taught(cx, (at, [dir]), remove).await?;
+                shared.show_removed(cx, file, (at, named)).await;
+                Ok(())
+            };
+            let removed = removed.await;
+            holds.end(cx, removed).await
         })
     }
 
@@ -177,8 +185,16 @@ impl FileSystem for PlacedFs {
             let at = shared.removing(named, replaced);
             let mut moved = shared.about_to_move(cx, at, (from, to), how).await;
             let rename = || shared.at(at).rename(cx, from, to, how);
-            shared.taught(cx, (at, [from.0, to.0]), rename).await?;
-            shared.show_removed(cx, replaced, (at, named)).await;
+            let mut holds = shared.holds(at);
+            let renamed = async {
+                holds.name(cx, from).await?;
+                holds.name(cx, to).await?;
+                shared.taught(cx, (at, [from.0, to.0]), rename).await?;
+                shared.show_removed(cx, replaced, (at, named)).await;
+                Ok(())
+            };
+            let renamed = renamed.await;
+            holds.end(cx, renamed).await?;
             if moved.is_empty() {
                 moved.extend(shared.has_moved(cx, to).await);
             }
@@ -201,7 +217,13 @@ impl FileSystem for PlacedFs {
             let at = self.shared.slices.name(dir, name);
             let shared = &*self.shared;
             let link = || shared.at(at).link(&steps, id, dir, name);
-            let entry = match shared.taught(&steps, (at, [id, dir]), link).await {
+            let mut holds = shared.holds(at);
+            let linked = async {
+                holds.file(&steps, id).await?;
+                shared.taught(&steps, (at, [id, dir]), link).await
+            };
+            let linked = linked.await;
+            let entry = match holds.end(&steps, linked).await {
                 // Without a name it is known at its home only.
                 Err(error) if error.errno() == Errno::ESTALE => {
                     drop(steps); // no request waits for a slot while it keeps one
@@ -210,16 +232,22 @@ impl FileSystem for PlacedFs {
                     }
                     let home = shared.slices.home(id);
                     let link = || shared.at(home).link(cx, id, dir, name);
-                    let entry = shared.taught(cx, (home, [dir]), link).await?;
+                    let mut holds = shared.holds(home);
+                    let linked = async {
+                        holds.name(cx, (dir, name)).await?;
+                        shared.taught(cx, (home, [dir]), link).await
+                    };
+                    let linked = linked.await;
+                    let entry = holds.end(cx, linked).await?;
                     shared.met((dir, name), &entry);
-                    return Ok(entry);
+                    return Ok(shared.said_by(home, entry));
                 }
                 outcome => outcome?,
             };
             shared.met((dir, name), &entry);
             match shared.at_home(&steps, entry, at).await {
                 // Removed since: it was there, with these attributes.
-                Err(error) if error.errno() == Errno::ESTALE => Ok(entry),
+                Err(error) if error.errno() == Errno::ESTALE => Ok(shared.said_by(at, entry)),
                 outcome => outcome,
             }
         })

@@ -1,6 +1,6 @@
 //! Lookups: at the server of the name, and at the home of the file that has it.
 
-use dray_core::{Attr, Context, Entry, Fate, FileId, FileType, Name, Result, Validity};
+use dray_core::{Attr, Context, Entry, Fate, FileId, FileType, Name, Result};
 
 use super::servers::PlacedServers;
 use super::slices::SliceIndex;
@@ -40,6 +40,8 @@ impl PlacedServers {
 
     /// What [`look_first`](Self::look_first) has found, with the attributes that the home has. The home looks at the
     /// name of a regular file, because it may open the file then. What it finds counts if it is the same file.
+    /// The home is asked behind the name's server, so that both leases on the attributes count (ADR 0056). What the
+    /// home leases of the name counts for nothing: another server changes it.
     pub(super) async fn look_at_home(
         &self,
         cx: &Context,
@@ -49,6 +51,9 @@ impl PlacedServers {
         let home = self.slices.home(entry.id);
         let regular = entry.attr.file_type() == FileType::Regular;
         if home != answering && regular && !self.learn() {
+            if let Some(attr) = self.leased(entry.id) {
+                return Ok(with_attributes(entry, attr));
+            }
             match self.at(home).lookup(cx, dir, name).await {
                 Ok(found) if found.id == entry.id => return Ok(with_attributes(entry, found.attr)),
                 // The server has said nothing.
@@ -76,6 +81,5 @@ impl PlacedServers {
 
 /// An entry with the attributes that its home has. Of the name the name's server says how long it holds.
 fn with_attributes(entry: Entry, attr: Attr) -> Entry {
-    let validity = Validity { name: entry.attr.validity.name, ..attr.validity };
-    Entry { id: entry.id, attr: Attr { validity, ..attr } }
+    Entry { id: entry.id, attr: attr.of_name(entry.attr.validity.name) }
 }

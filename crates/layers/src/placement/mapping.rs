@@ -234,6 +234,7 @@ pub(super) mod tests {
             spread_creates: false,
             atomic: false,
             failover: false,
+            leases: false,
             export: toml::Table::new(),
             cluster: None,
         }

@@ -13,6 +13,7 @@ mod file;
 mod fs;
 mod guesses;
 mod hash;
+mod holds;
 mod learning;
 mod looking;
 mod mapping;

@@ -55,6 +55,8 @@ struct WrittenProjection {
     atomic: bool,
     failover: Option<bool>,
     #[serde(default)]
+    leases: bool,
+    #[serde(default)]
     export: toml::Table,
 }
 
@@ -142,6 +144,10 @@ fn read_projection(
     if let Some(layout) = layout.filter(|_| failover) {
         check_failover(layout, servers.len(), &mut note);
     }
+    if let Some(layout) = layout.filter(|_| written.leases) {
+        let one_hash = data_hash == meta_hash && !written.spread_creates;
+        check_leases(layout, (one_hash, failover), &mut note);
+    }
     match (layout, data_hash, meta_hash) {
         (Some(layout), Some(data_hash), Some(meta_hash)) if errors.is_empty() => Ok(Definition {
             name: name.to_owned(),
@@ -155,10 +161,40 @@ fn read_projection(
             spread_creates: written.spread_creates,
             atomic: written.atomic,
             failover,
+            leases: written.leases,
             export: written.export,
             cluster: cluster.filter(|_| failover).cloned(),
         }),
         _ => Err(errors),
+    }
+}
+
+/// `one_hash`: each directory's names are at the server of its attributes.
+fn check_leases(layout: Layout, (one_hash, failover): (bool, bool), note: &mut impl FnMut(String)) {
+    if failover {
+        note(
+            "leases and failover do not go together: leave one of them out (failover = false)"
+                .to_owned(),
+        );
+    }
+    match layout {
+        Layout::Cluster => {}
+        Layout::LoadBalance => note(
+            "leases: what nobody changes through dray needs none: leave them out, and mount with \
+             consistency=immutable"
+                .to_owned(),
+        ),
+        Layout::ClusterStripe | Layout::File | Layout::Stripe => note(format!(
+            "leases: the layout {layout} has the data of one file at several servers: leave them out, or say \
+             layout = \"cluster\""
+        )),
+    }
+    if !one_hash {
+        note(
+            "leases: a directory's names and attributes have to be at one server: say the same for data_hash and \
+             meta_hash, and leave spread_creates out"
+                .to_owned(),
+        );
     }
 }
 
@@ -404,5 +440,35 @@ mod tests {
             said.contains("[cluster]: etcd is empty") && said.contains("power of two"),
             "{said}"
         );
+    }
+
+    // proves: P274
+    #[test]
+    fn only_what_can_lease_may_say_that_it_does() {
+        let with = |layout: &str, more: &str| {
+            let text = format!(
+                "[projection.x]\nlayout = '{layout}'\nservers = ['tcp://a', 'tcp://b']\npath = '/'\n\
+                 leases = true\n{more}"
+            );
+            let read = parse_definitions(&text);
+            read.map(|mut all| all.remove(0)).map_err(|all| format!("{:?}", all[0]))
+        };
+        let one = with("cluster", "").unwrap();
+        let plain = Definition { leases: false, ..one.clone() };
+        assert!(one.leases && one.fingerprint() != plain.fingerprint());
+        assert!(!plain.canonical().contains("leases"), "it has the fingerprint of before");
+        assert!(parse_definitions(&one.canonical()).unwrap()[0].leases);
+        for (layout, more, hint) in [
+            ("cluster-stripe", "", "several servers"),
+            ("file", "", "several servers"),
+            ("stripe", "", "several servers"),
+            ("loadbalance", "", "immutable"),
+            ("cluster", "spread_creates = true", "meta_hash"),
+            ("cluster", "meta_hash = 'jenkins'", "meta_hash"),
+            ("cluster", "failover = true", "failover = false"),
+        ] {
+            let said = with(layout, more).unwrap_err();
+            assert!(said.contains(hint), "{layout} {more}: {said}");
+        }
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use dray_core::{
-    Attr, Context, Errno, Error, FileId, FileSystem, FileType, FsInfo, Fut, Name, OpenHow,
-    RenameHow, Result,
+    Attr, Context, Entry, Errno, Error, FileId, FileSystem, FileType, FsInfo, Fut, HoldLeases,
+    Name, OpenHow, RenameHow, Result,
 };
 
 use super::guesses::HomeGuesses;
@@ -20,11 +20,23 @@ pub(super) struct PlacedServers {
     pub(super) info: FsInfo,
     pub(super) places: Arc<FilePlaces>,
     pub(super) guesses: HomeGuesses,
+    /// One for each, if the servers lease what they own.
+    pub(super) holders: Vec<Arc<dyn HoldLeases>>,
 }
 
 impl PlacedServers {
     pub(super) fn at(&self, SliceIndex(index): SliceIndex) -> &dyn FileSystem {
         &*self.servers[usize::from(index)]
+    }
+
+    pub(super) fn holder(&self, SliceIndex(index): SliceIndex) -> &dyn HoldLeases {
+        &*self.holders[usize::from(index)]
+    }
+
+    /// The attributes of a file that its home has leased to this client.
+    pub(super) fn leased(&self, id: FileId) -> Option<Attr> {
+        let SliceIndex(home) = self.slices.home(id);
+        self.holders.get(usize::from(home))?.leased(id)
     }
 
     pub(super) fn root(&self) -> FileId {
@@ -136,6 +148,17 @@ impl PlacedServers {
             true => self.slices.directory(id),
             false => self.slices.home(id),
         }
+    }
+}
+
+impl PlacedServers {
+    /// An entry as the server `at` has answered it, without what only the file's home may say: for how long its
+    /// attributes may be believed.
+    pub(super) fn said_by(&self, at: SliceIndex, mut entry: Entry) -> Entry {
+        if self.slices.home(entry.id) != at {
+            entry.attr.validity.attributes = None;
+        }
+        entry
     }
 }
 

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use dray_core::{
-    Attr, FileId, FindJobs, HearChanges, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow,
-    RequestId, SessionControl, Stack,
+    Attr, FileId, FindJobs, HearChanges, HearRecalls, HoldLeases, LockOwner, NodeId, OpenFile,
+    OpenHow, RequestId, SessionControl, Stack,
 };
 
 use super::file::PlacedFile;
@@ -23,16 +23,22 @@ struct PlacedSession {
 }
 
 /// A projection for a front end: `servers` in the order of the definition, with failover one for each slice.
-/// `places` are of the client that has these sessions, whatever stacks they are in.
+/// `places` are of the client that has these sessions, whatever stacks they are in. `holders` are the same servers
+/// if they lease what they own, and none if not.
 ///
 /// # Panics
 /// If there is not one stack for each, or they have several nodes.
-pub fn placed_stack(placement: Placement, places: Arc<FilePlaces>, servers: Vec<Stack>) -> Stack {
+pub fn placed_stack(
+    placement: Placement,
+    places: Arc<FilePlaces>,
+    servers: Vec<Stack>,
+    holders: Vec<Arc<dyn HoldLeases>>,
+) -> Stack {
     let (files, sessions): (Vec<_>, Vec<_>) =
         servers.into_iter().map(|stack| (stack.fs, stack.session)).unzip();
     let nodes: HashSet<NodeId> = sessions.iter().map(|session| session.node()).collect();
     assert_eq!(nodes.len(), 1, "the sessions of a projection have one node");
-    let fs = PlacedFs::new(placement, places, files);
+    let fs = PlacedFs::new(placement, places, files, holders);
     let session = PlacedSession { shared: fs.shared.clone(), sessions };
     Stack { fs: Arc::new(fs), session: Arc::new(session) }
 }
@@ -88,11 +94,12 @@ impl SessionControl for PlacedSession {
         }
     }
 
-    /// Sessions with several servers have no leases.
-    fn hear_recalls_by(&self, _: HearRecalls) {}
+    fn hear_recalls_by(&self, hear: HearRecalls) {
+        self.sessions.iter().for_each(|session| session.hear_recalls_by(hear.clone()));
+    }
 
-    fn leased_attributes(&self, _: FileId) -> Option<Attr> {
-        None
+    fn leased_attributes(&self, id: FileId) -> Option<Attr> {
+        self.home(id).leased_attributes(id)
     }
 
     fn find_jobs_by(&self, find: FindJobs) {

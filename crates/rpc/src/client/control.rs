@@ -1,14 +1,21 @@
 //! The session as front ends see it.
 
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use dray_core::{
-    Attr, FileId, FindJobs, HearChanges, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow,
-    RequestId, SessionControl, Stack,
+    Attr, Context, Errno, FileId, FindJobs, Fut, HearChanges, HearRecalls, HoldLeases, HoldNumber,
+    LockOwner, Name, NodeId, Op, OpenFile, OpenHow, RequestId, Result, SessionControl, Stack,
 };
+use dray_rt::sleep;
 
 use crate::client::fs::RemoteFs;
 use crate::client::session::ClientSession;
+use crate::wire::Call;
+
+/// Until a server that has as many holds as it may is asked again, and how often it is asked.
+const HOLD_AGAIN_TIME: Duration = Duration::from_millis(20);
+const HOLD_TRIES: usize = 500;
 
 impl RemoteFs {
     /// A file system over this session, and the session under it, for a front end.
@@ -80,5 +87,43 @@ impl SessionControl for RemoteFs {
 
     fn goodbye(&self) {
         self.session.goodbye();
+    }
+}
+
+impl HoldLeases for RemoteFs {
+    fn hold<'a>(
+        &'a self,
+        cx: &'a Context,
+        id: FileId,
+        name: Option<&'a Name>,
+    ) -> Fut<'a, Result<HoldNumber>> {
+        Box::pin(async move {
+            self.session.link.must_have(Op::Hold)?;
+            let number = self.session.link.own_handle();
+            let name = name.map(Name::as_bytes);
+            for _ in 1..HOLD_TRIES {
+                match self.ask::<()>(cx, Call::Hold { number, id, name }).await {
+                    Err(error) if error.errno() == Errno::EAGAIN => sleep(HOLD_AGAIN_TIME).await,
+                    outcome => return outcome.map(|()| HoldNumber(number)),
+                }
+            }
+            self.ask::<()>(cx, Call::Hold { number, id, name }).await?;
+            Ok(HoldNumber(number))
+        })
+    }
+
+    fn leased(&self, id: FileId) -> Option<Attr> {
+        self.session.link.leases.getattr(id)
+    }
+
+    fn release<'a>(
+        &'a self,
+        cx: &'a Context,
+        HoldNumber(number): HoldNumber,
+    ) -> Fut<'a, Result<bool>> {
+        Box::pin(async move {
+            let lasted: u64 = self.ask(cx, Call::Release { number }).await?;
+            Ok(lasted != 0)
+        })
     }
 }

@@ -70,7 +70,7 @@ const fn without(op: Op) -> Without {
         | Op::Recover
         | Op::Redo => Without::Never,
         Op::GetXflags | Op::SetXflags => Without::Fails(Errno::ENOTTY),
-        Op::Learn => Without::Fails(Errno::ENOTSUP),
+        Op::Learn | Op::Hold | Op::Release => Without::Fails(Errno::ENOTSUP),
         Op::Reopen | Op::Declare | Op::LookupOpen | Op::OpenNamed => Without::OtherCalls,
     }
 }
@@ -104,7 +104,7 @@ impl RemoteFs {
     }
 
     /// A call that changes nothing: asking twice does no harm.
-    async fn ask<T: for<'b> Wire<'b>>(&self, cx: &Context, call: Call<'_>) -> Result<T> {
+    pub(super) async fn ask<T: for<'b> Wire<'b>>(&self, cx: &Context, call: Call<'_>) -> Result<T> {
         self.send(cx, &call, None, None).await.map(|(value, _)| value)
     }
 

@@ -33,7 +33,7 @@ pub use channel::ChannelStats;
 pub use connect_error::ConnectError;
 pub use durability::{LossEvent, UnsyncedStatus};
 pub use fs::RemoteFs;
-pub use leases::{LeaseMemoryStatus, LeaseWish};
+pub use leases::{LeaseGroup, LeaseMemoryStatus, LeaseShare, LeaseWish};
 pub use memory::SessionMemory;
 pub use open_ahead::OpenAheadStats;
 pub use session::{ClientOptions, ClientSession, SessionStatus};

@@ -13,7 +13,7 @@ use crate::client::adaptive_choice::AdaptiveChoice;
 use crate::client::channel::{Channel, ChannelStats};
 use crate::client::connect_error::ConnectError;
 use crate::client::durability::UnsyncedStatus;
-use crate::client::leases::{LeaseMemoryStatus, LeaseWish};
+use crate::client::leases::{LeaseMemoryStatus, LeaseShare, LeaseWish};
 use crate::client::link::{Link, ServerEnd};
 use crate::client::memory::SessionMemory;
 use crate::client::open_ahead::OpenAheadStats;
@@ -50,6 +50,8 @@ pub struct ClientOptions {
     pub counts_on_one_user: bool,
     /// Whether the session wants leases.
     pub leases: LeaseWish,
+    /// The sessions of the mount with servers that lease parts of the same files.
+    pub lease_share: Option<LeaseShare>,
     /// Fingerprint of the definition of the projection by which the front end places files. With 0
     /// the front end knows of none, and is refused with the definition where there is one.
     pub definition: u64,
@@ -467,6 +469,7 @@ pub(crate) mod tests {
             caches: false,
             counts_on_one_user: false,
             leases: LeaseWish::No,
+            lease_share: None,
             definition: 0,
             group: None,
         };

@@ -158,6 +158,7 @@ fn parts<'a>(
         }
         Call::Parent { dir: id }
         | Call::Learn { id, .. }
+        | Call::Hold { id, .. }
         | Call::Getattr { id, .. }
         | Call::Readlink { id }
         | Call::Access { id, .. }
@@ -182,7 +183,9 @@ fn parts<'a>(
             let write = ObservedCall { op: Op::Write, bytes: data_bytes, ..create };
             return [Some(create), Some(write)];
         }
-        Call::Statfs {} | Call::SyncAll {} => Some(ObservedCall::new(op, root)),
+        Call::Statfs {} | Call::SyncAll {} | Call::Release { .. } => {
+            Some(ObservedCall::new(op, root))
+        }
         Call::Read { handle, len_bytes, .. } => sized(handle, len_bytes.into()),
         Call::Readdir { handle, max_bytes, .. } => sized(handle, max_bytes.into()),
         Call::Write { handle, .. } => sized(handle, data_bytes),

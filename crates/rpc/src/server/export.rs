@@ -9,7 +9,7 @@ use dray_core::{CallAdmission, Context, Fence, FileSystem, OnOutsideChanges, Res
 use dray_fabric::{BufferPool, HEAD_MAX_BYTES, Peer};
 use dray_rt::ExecutorHandle;
 
-use crate::server::leases::{LeaseTable, OutsideChanges};
+use crate::server::leases::{LeaseHolds, LeaseTable, OutsideChanges};
 use crate::server::log_throttle::LogThrottle;
 use crate::server::mappings::Mappings;
 use crate::server::options::ServerOptions;
@@ -95,6 +95,8 @@ pub struct Export {
     pub(crate) outside: Arc<OutsideChanges>,
     /// None: nothing is leased.
     pub(crate) lease_table: Option<Arc<LeaseTable>>,
+    /// What other servers of the projection are about to change.
+    pub(crate) lease_holds: LeaseHolds,
     pub(crate) mappings: Mappings,
     /// The clients that a start of the server waits for. Each export has its own, since the file
     /// system of another one may hang.
@@ -135,6 +137,7 @@ impl Export {
             leases: false,
             outside: Arc::default(),
             lease_table: None,
+            lease_holds: LeaseHolds::default(),
             gives_object_ids: false,
             ranges: Arc::default(),
             recovery_window: RecoveryWindow::default(),
@@ -156,7 +159,8 @@ impl Export {
 
     /// With as much of what is counted as a server of these options has for an export.
     pub(super) fn within(self, options: &ServerOptions) -> Export {
-        let table = || Arc::new(LeaseTable::new(options));
+        let held = self.definition.is_some().then_some(options.hold_time);
+        let table = || Arc::new(LeaseTable::new(options).of_several_servers(held));
         Export {
             lease_table: self.may_lease().then(table),
             files: Arc::new(Shares::new(options.open_files_max)),
@@ -184,7 +188,9 @@ impl Export {
 
     /// Whether anything of it is ever leased.
     pub fn may_lease(&self) -> bool {
-        self.leases && !self.writes_late
+        // Other servers' changes may be seen late there.
+        let learns = self.definition.is_some() && self.fs.info().learns_ids();
+        self.leases && !self.writes_late && !learns
     }
 
     /// Is to be notified of changes outside dray, so that leases end with them. They may come before the export is

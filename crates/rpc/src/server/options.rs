@@ -10,6 +10,7 @@ use crate::server::forwarding::ForwardingNodes;
 use crate::server::sabotage::BrokenPromises;
 #[cfg(feature = "sabotage")]
 use crate::server::sabotage::Sabotage;
+use crate::wire::HOLD_TIME;
 
 /// The state that the server's machine has lost since the last server epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +38,8 @@ pub struct ServerOptions {
     pub lease_term: Duration,
     /// Files that are leased to one session at most. It gives back the oldest for others.
     pub session_leases_max: usize,
+    /// How long a hold of what another server changes lasts at most.
+    pub hold_time: Duration,
     /// Replay slots a session; as many changes of one mount can be under way at once.
     pub slots: u32,
     /// Calls that may be under way on one connection.
@@ -74,6 +77,7 @@ impl Default for ServerOptions {
             lease: Duration::from_secs(60),
             lease_term: Duration::from_secs(5),
             session_leases_max: 65_536,
+            hold_time: HOLD_TIME,
             slots: 64,
             calls_max: 128,
             sessions_max: 16_384,

@@ -120,4 +120,10 @@ calls! {
     /// Says that `name` in `dir` is the file `id`, which the server has not met
     /// (`FEATURE_LEARN`).
     Learn { dir: FileId, name: Bytes<'a>, id: FileId },
+    /// Has nothing leased of a name in the directory `id`, or without a name of the file's attributes. Another
+    /// server is about to change that. It lasts until [`Call::Release`], and [`HOLD_TIME`](crate::wire::HOLD_TIME)
+    /// at most (`FEATURE_HOLDS`).
+    Hold { number: u64, id: FileId, name: Option<Bytes<'a>> },
+    /// Ends it. The answer is 1 if it has lasted until now.
+    Release { number: u64 },
 }

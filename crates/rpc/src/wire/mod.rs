@@ -81,6 +81,9 @@ pub const FEATURE_PROBES: u64 = 2048;
 /// Feature: answers to changes have the attributes of changed files beside their results
 /// ([`ReplyHead::changed_files`]), where these are leased. A server without leases leaves the feature out.
 pub const FEATURE_CHANGED_FILES: u64 = 8192;
+/// How long a hold lasts at most, by the server's clock. A server begins to lease only so long after its start, where
+/// another one may have lost holds with its end.
+pub const HOLD_TIME: Duration = Duration::from_secs(30);
 /// The features that are not of operations alone, which are in the table of operations.
 const OTHER_FEATURES: u64 = FEATURE_STAMPS
     | FEATURE_TICKETS

@@ -46,6 +46,8 @@ impl OpRow {
             | Op::Declare
             // What it adds to the table of paths is no change of a file.
             | Op::Learn
+            | Op::Hold
+            | Op::Release
             | Op::Reopen
             // A file without a name is found by nobody else, and goes with the server.
             | Op::Tmpfile => row,
@@ -82,6 +84,8 @@ const FEATURE_XFLAGS: u64 = 128;
 pub const FEATURE_OPEN_NAMED: u64 = 256;
 /// Feature: `learn` is understood.
 const FEATURE_LEARN: u64 = 512;
+/// Feature: `hold` and `release` are understood.
+const FEATURE_HOLDS: u64 = 4096;
 
 /// The feature without which a server does not have the operation; 0: every server has it.
 pub const fn feature_of(op: Op) -> u64 {
@@ -126,6 +130,7 @@ pub const fn feature_of(op: Op) -> u64 {
         Op::GetXflags | Op::SetXflags => FEATURE_XFLAGS,
         Op::OpenNamed => FEATURE_OPEN_NAMED,
         Op::Learn => FEATURE_LEARN,
+        Op::Hold | Op::Release => FEATURE_HOLDS,
     }
 }
 
@@ -146,6 +151,11 @@ impl<'a> Call<'a> {
             Call::Lookup { dir, name } => asks(Operand::Name(dir, name)),
             // Other callers may hold the file, and nothing of it is changed.
             Call::Learn { dir, name, .. } => asks(Operand::Name(dir, name)),
+            Call::Hold { id, name, .. } => {
+                let held = name.map_or(Operand::Id(id), |name| Operand::Name(id, name));
+                CallRow { changes: Changes::Leases, ..asks(held) }
+            }
+            Call::Release { .. } => NOTHING,
             Call::Parent { dir: id }
             | Call::Readlink { id }
             | Call::Access { id, .. }

@@ -109,8 +109,16 @@ impl<'a> CallRow<'a> {
     pub fn breaks(&self) -> Breaks<'a> {
         let attributes = match self.changes {
             Changes::Attributes(file) | Changes::Data(file, _) => Some(file),
+            Changes::Leases => match self.operands[0] {
+                Some(Operand::Id(id)) => Some(FileRef::Id(id)),
+                Some(Operand::Name(..) | Operand::Handle(_) | Operand::HandleOf(..)) | None => None,
+            },
             // Nothing is leased before a change is made again.
             Changes::Nothing | Changes::Names | Changes::DataOfReply | Changes::Redone => None,
+        };
+        let held = match self.operands[0] {
+            Some(Operand::Name(dir, name)) if self.changes == Changes::Leases => Some((dir, name)),
+            _ => None,
         };
         let names = match self.intent {
             Intent::Make { dir, name, .. }
@@ -124,7 +132,7 @@ impl<'a> CallRow<'a> {
             | Intent::Append { .. }
             | Intent::Copy { .. }
             | Intent::SetXattr { .. }
-            | Intent::RemoveXattr { .. } => [None, None],
+            | Intent::RemoveXattr { .. } => [held, None],
         };
         Breaks { names, attributes, rights: self.takes_rights }
     }
@@ -216,6 +224,8 @@ pub enum Changes {
     Nothing,
     /// Names. A new file is open nowhere.
     Names,
+    /// What is leased of the operand: another server is about to change it.
+    Leases,
     /// Attributes of a file.
     Attributes(FileRef),
     /// Data of a file.
@@ -230,7 +240,7 @@ impl Changes {
     /// Whether the server gives it a new stamp.
     pub fn is_stamped(self) -> bool {
         match self {
-            Changes::Nothing | Changes::Redone => false,
+            Changes::Nothing | Changes::Leases | Changes::Redone => false,
             Changes::Names | Changes::Attributes(_) | Changes::Data(..) | Changes::DataOfReply => {
                 true
             }
@@ -244,6 +254,7 @@ impl Changes {
             Changes::Data(_, Extent::All | Extent::From(_) | Extent::Bytes { .. })
             | Changes::Nothing
             | Changes::Names
+            | Changes::Leases
             | Changes::Attributes(_)
             | Changes::DataOfReply
             | Changes::Redone => None,

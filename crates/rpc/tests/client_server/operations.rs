@@ -29,7 +29,7 @@ fn what_changes_files_needs_a_slot() {
     each(|call| {
         let row = call.row();
         let needed = match row.changes {
-            Changes::Nothing | Changes::Redone => false,
+            Changes::Nothing | Changes::Leases | Changes::Redone => false,
             Changes::Names | Changes::Attributes(_) | Changes::Data(..) | Changes::DataOfReply => {
                 true
             }

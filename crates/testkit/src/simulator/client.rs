@@ -100,6 +100,7 @@ impl SimClient {
             caches: true,
             counts_on_one_user: false,
             leases: if leases { LEASES } else { LeaseWish::No },
+            lease_share: None,
             definition: 0,
             group: None,
         };

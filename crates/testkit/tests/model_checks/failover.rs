@@ -160,6 +160,7 @@ impl Site {
                 caches: false,
                 counts_on_one_user: false,
                 leases: LeaseWish::No,
+                lease_share: None,
                 definition: 0,
                 group: None,
             };
@@ -170,7 +171,8 @@ impl Site {
         };
         let sessions: Vec<_> = self.0.slices.all().map(session).collect();
         let stacks = sessions.iter().cloned().map(RemoteFs::stack).collect();
-        let stack = placed_stack(self.0.slices.placement().clone(), Arc::default(), stacks);
+        let stack =
+            placed_stack(self.0.slices.placement().clone(), Arc::default(), stacks, Vec::new());
         Client { stack, sessions, node, requests: AtomicU64::new(1) }
     }
 }

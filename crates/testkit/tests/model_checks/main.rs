@@ -10,6 +10,7 @@ mod own_disks_model;
 mod page_scripts;
 mod placed;
 mod placed_learning;
+mod placed_leases;
 mod regressions;
 mod same_bytes;
 #[path = "../site/mod.rs"]

@@ -24,7 +24,9 @@ use crate::site::{
 
 const SERVERS: usize = 3;
 const STRIPED: &str = "layout = \"cluster-stripe\"\nstripe = \"4K\"";
-const LAYOUTS: [&str; 8] = [
+const LEASED: &str = "layout = \"cluster\"\nleases = true";
+const LAYOUTS: [&str; 9] = [
+    LEASED,
     "layout = \"cluster\"",
     STRIPED,
     "layout = \"cluster\"\nspread_creates = true",
@@ -65,7 +67,7 @@ fn a_cluster_of_memory_keeps_its_promises() {
 
 #[test]
 fn two_clients_of_a_cluster_of_memory_agree_with_the_model() {
-    for layout in &LAYOUTS[..2] {
+    for layout in &LAYOUTS[..3] {
         generated(60, |steps| {
             block_on(async { agree(placed(memory(), 2, layout).await, Quirks::NONE, steps).await })
         });
@@ -73,7 +75,7 @@ fn two_clients_of_a_cluster_of_memory_agree_with_the_model() {
 }
 
 fn on_posix_it_keeps_its_promises(root: &Path, offers: OptionalFeatures) {
-    for (number, layout) in LAYOUTS[..2].iter().enumerate() {
+    for (number, layout) in LAYOUTS[..3].iter().enumerate() {
         let dir = root.join(number.to_string());
         std::fs::create_dir(&dir).unwrap();
         block_on(async { suite(&placed(posix_servers(&dir), 2, layout).await, offers).await });
@@ -100,25 +102,36 @@ fn a_cluster_over_ext4_keeps_its_promises() {
     on_posix_it_keeps_its_promises(ext4.path(), OptionalFeatures::ALL);
 }
 
-// proves: P139
-#[test]
-fn three_clients_of_a_cluster_over_tmpfs_agree_with_the_model() {
+/// Three clients of servers over a tmpfs.
+fn three_clients(layout: &str, cases: u32) {
     if skipped_without_root() {
         return;
     }
     let tmpfs = Tmpfs::new(64 << 20).unwrap();
-    generated(60, |steps| {
+    generated(cases, |steps| {
         let words = |error: std::io::Error| error.to_string();
         let dir = tmpfs.path().join("case");
         std::fs::create_dir(&dir).map_err(words)?;
         let result = block_on(async {
-            let clients = placed(posix_servers(&dir), 3, LAYOUTS[0]).await;
+            let clients = placed(posix_servers(&dir), 3, layout).await;
             agree(clients, Quirks::served(), steps).await
         });
         dray_backends::posix::release().map_err(|error| error.to_string())?;
         std::fs::remove_dir_all(&dir).map_err(words)?;
         result
     });
+}
+
+// proves: P139
+#[test]
+fn three_clients_of_a_cluster_over_tmpfs_agree_with_the_model() {
+    three_clients(LAYOUTS[1], 60);
+}
+
+// proves: P271
+#[test]
+fn three_clients_of_a_cluster_that_leases_agree_with_the_model() {
+    three_clients(LEASED, 40);
 }
 
 /// Three blocks of 4 KiB, written and read by one client with `failing` at the servers that are not the
@@ -209,8 +222,8 @@ fn no_two_changes_of_a_request_at_one_server_have_the_same_number() {
         for (session, requests) in sessions.iter_mut().zip(&requests) {
             session.fs = Arc::new(Observed::new(session.fs.clone(), requests.clone()));
         }
-        let placement = placement_over(SERVERS, LAYOUTS[0]);
-        let fs = placed_stack(placement, Arc::default(), sessions).fs;
+        let placement = placement_over(SERVERS, LAYOUTS[1]);
+        let fs = placed_stack(placement, Arc::default(), sessions, Vec::new()).fs;
         let open = OpenHow::new(libc::O_WRONLY | libc::O_TRUNC);
         let how = CreateHow { open, mode: 0o644, exclusive: false };
         for number in 1..40_u64 {
@@ -265,8 +278,8 @@ fn an_open_of_a_known_name_asks_the_server_of_the_name_and_the_home() {
     let (calls, opened_ahead) = simulation.block_on(async {
         let sessions = sessions_with(memory().into_iter().map(server_of).collect()).await;
         let stacks = sessions.iter().map(|session| RemoteFs::stack(session.clone())).collect();
-        let placement = placement_over(SERVERS, LAYOUTS[0]);
-        let fs = placed_stack(placement, Arc::default(), stacks).fs;
+        let placement = placement_over(SERVERS, LAYOUTS[1]);
+        let fs = placed_stack(placement, Arc::default(), stacks, Vec::new()).fs;
         let (root, mut request) = (fs.info().root, 0);
         let mut cx = || {
             request += 2; // as the kernel numbers its requests
@@ -307,7 +320,7 @@ fn an_open_of_a_known_name_asks_the_server_of_the_name_and_the_home() {
 #[test]
 fn a_home_that_does_not_find_the_name_is_asked_by_the_id() {
     block_on(async {
-        let placement = placement_over(SERVERS, LAYOUTS[0]);
+        let placement = placement_over(SERVERS, LAYOUTS[1]);
         let fs = memory().remove(0);
         let (cx, root) = (Context::system(), fs.info().root);
         let names_at = usize::from(placement.directory(root).0);
@@ -315,7 +328,7 @@ fn a_home_that_does_not_find_the_name_is_asked_by_the_id() {
             true => fs.clone(),
             false => failing(fs.clone(), Op::Lookup, Errno::ENOENT),
         });
-        let client = placed(servers.collect(), 1, LAYOUTS[0]).await.remove(0);
+        let client = placed(servers.collect(), 1, LAYOUTS[1]).await.remove(0);
         let mut away = 0;
         for number in 0..20 {
             let name = Name::new(format!("f{number}").as_bytes()).unwrap().to_owned();

@@ -76,7 +76,7 @@ fn with_two(
             .into_iter()
             .map(|sessions| {
                 let places = if share { places.clone() } else { Arc::default() };
-                placed_stack(placement_over(SERVERS, LAYOUT), places, sessions).fs
+                placed_stack(placement_over(SERVERS, LAYOUT), places, sessions, Vec::new()).fs
             })
             .collect();
         let [one, other] = clients.try_into().ok().unwrap();

@@ -61,6 +61,7 @@ impl Client {
             caches: false,
             counts_on_one_user: false,
             leases: LeaseWish::No,
+            lease_share: None,
             definition: 0,
             group: None,
         };

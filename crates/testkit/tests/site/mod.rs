@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use dray_backends::posix::{PosixFs, PosixOptions, Squash};
-use dray_core::{Admit, Context, Errno, FileSystem, FsUuid, Make, Name, ObservedCall, Op};
+use dray_core::{
+    Admit, Context, Errno, FileSystem, FsUuid, HoldLeases, Make, Name, ObservedCall, Op,
+};
 use dray_fabric::sim::{Network, Weather};
 use dray_fabric::{Address, Connect, Sockets, listen_first, local};
 use dray_layers::faults::{Fault, Faults, When};
@@ -18,8 +20,10 @@ use dray_layers::placement::{
     placed_stack,
 };
 use dray_layers::{Observed, Observer, Outcome};
-use dray_rpc::client::{ClientOptions, ClientSession, LeaseWish, RemoteFs, SessionMemory};
-use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
+use dray_rpc::client::{
+    ClientOptions, ClientSession, LeaseGroup, LeaseShare, LeaseWish, RemoteFs, SessionMemory,
+};
+use dray_rpc::server::{Export, ExportDefinition, MemoryJournal, Server, ServerOptions};
 
 #[allow(unused_imports)] // as above
 pub use generated::{agree, generated, generated_with_seeds, on_posix};
@@ -101,6 +105,7 @@ fn client_options(host: String) -> ClientOptions {
         caches: false,
         counts_on_one_user: false,
         leases: LeaseWish::No,
+        lease_share: None,
         definition: 0,
         group: None,
     }
@@ -110,12 +115,57 @@ fn client_options(host: String) -> ClientOptions {
 /// process, and all of them have the same files.
 pub async fn placed(servers: Vec<Stack>, count: usize, options: &str) -> Vec<Stack> {
     let placement = placement_over(servers.len(), options);
+    if options.contains("leases = true") {
+        return leased(servers, &placement, count).await;
+    }
     let clients = match placement.fails_over() {
         false => connected(servers.into_iter().map(server_of).collect(), count).await,
         true => with_slices(&Slices::of(placement.clone()), &servers, count),
     };
     let clients = clients.into_iter();
-    clients.map(|stacks| placed_stack(placement.clone(), Arc::default(), stacks).fs).collect()
+    clients
+        .map(|stacks| placed_stack(placement.clone(), Arc::default(), stacks, Vec::new()).fs)
+        .collect()
+}
+
+/// So many clients of servers that lease what they own. The front ends above check nobody.
+async fn leased(servers: Vec<Stack>, placement: &Placement, count: usize) -> Vec<Stack> {
+    let mut connectors = Vec::new();
+    let root = servers[0].info().root;
+    for fs in servers {
+        let mut export = Export::new(EXPORT, fs, Vec::new());
+        export.leases = true;
+        let (text, journal) = (String::new(), Arc::new(MemoryJournal::default()));
+        export.definition = Some(Arc::new(ExportDefinition { fingerprint: 1, text }));
+        let server = Server::new(ServerOptions::default(), vec![export], journal);
+        let (listener, connector) = local::listen();
+        dray_rt::spawn(async move { drop(server.serve_all(Box::new(listener)).await) });
+        connectors.push(Arc::new(connector) as Arc<dyn Connect>);
+    }
+    let mut clients = Vec::new();
+    for number in 0..count {
+        let (node, slices) = (SessionMemory::heap().node(), Slices::of(placement.clone()));
+        let group = LeaseGroup::new(move |id| usize::from(slices.home(id).0));
+        group.set_root(root);
+        let (mut stacks, mut holders) = (Vec::new(), Vec::<Arc<dyn HoldLeases>>::new());
+        for (member, connector) in connectors.iter().enumerate() {
+            let memory = SessionMemory::heap();
+            memory.set_node(node);
+            let options = ClientOptions {
+                leases: LeaseWish::Yes { callers_are_checked: false },
+                lease_share: Some(LeaseShare { group: group.clone(), member }),
+                definition: 1,
+                ..client_options(format!("client{number}"))
+            };
+            let session = ClientSession::connect(connector.clone(), options, memory).await;
+            let session = session.expect("a session in fair weather");
+            assert!(session.has_leases());
+            holders.push(Arc::new(RemoteFs::new(session.clone())));
+            stacks.push(RemoteFs::stack(session));
+        }
+        clients.push(placed_stack(placement.clone(), Arc::default(), stacks, holders).fs);
+    }
+    clients
 }
 
 /// Each client's sessions with all slices, which begin with their use.

@@ -119,7 +119,7 @@ impl LeasedAnswers {
     fn detail<R>(&self, id: FileId, read: impl FnOnce(&FileDetails) -> Option<R>) -> Option<R> {
         let leased = self.checked()?;
         leased.rest()?;
-        let found = leased.attributes_with(id, |known| read(&known.details))?;
+        let found = leased.attributes_with(id, |known, _| read(&known.details))?;
         leased.hits.fetch_add(1, Ordering::Relaxed);
         Some(found)
     }
@@ -224,7 +224,12 @@ impl LeasedAnswers {
     /// part of the answer may be believed for longer.
     pub(crate) fn parent(&self, dir: FileId) -> Option<Entry> {
         let id = self.detail(dir, |details| details.more.as_ref()?.parent)?;
-        let mut attr: Attr = self.checked()?.attributes_with(id, |known| Some(known.attr))?;
+        let leased = self.checked()?;
+        let mut attr = match leased.owns(id) {
+            true => leased.attributes_with(id, |known, _| Some(known.attr))?,
+            // The directory's own server is asked for them.
+            false => Attr { ino: id.ino, mode: libc::S_IFDIR, ..Attr::default() },
+        };
         (attr.validity.name, attr.validity.attributes) = (Some(Ttl::ZERO), Some(Ttl::ZERO));
         Some(Entry { id, attr })
     }
@@ -239,7 +244,7 @@ impl LeasedAnswers {
 
 impl Leased {
     pub(super) fn held(&self, id: FileId) -> Option<HeldLease> {
-        self.attributes_with(id, |known| Some(HeldLease { id, since: known.held }))
+        self.attributes_with(id, |known, _| Some(HeldLease { id, since: known.held }))
     }
 
     /// Whether `known` is remembered under this lease.

@@ -189,7 +189,7 @@ impl LeasedAnswers {
             let attr = if plus { leased.attributes_of(entry.id) } else { None };
             missing += usize::from(attr.is_none());
             let attr = attr.map(|mut attr: Attr| {
-                (attr.validity.name, attr.validity.attributes) = (name, Some(rest));
+                attr.validity.name = name;
                 attr
             });
             answer.push(text, entry.id, entry.kind, entry.cookie, attr);

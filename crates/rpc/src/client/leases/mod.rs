@@ -9,6 +9,7 @@
 //! [`listings`].
 
 mod answers;
+mod beside;
 mod contact;
 mod details;
 mod keys;
@@ -31,6 +32,8 @@ use dray_core::{
 use dray_rt::{Instant, now_with_sleeps};
 
 use self::answers::{Answers, Weighed};
+use self::beside::Beside;
+pub use self::beside::{LeaseGroup, LeaseShare};
 use self::contact::Contact;
 use self::details::{DETAILS_MAX_BYTES, FileDetails};
 use self::keys::AnswerKey;
@@ -67,6 +70,8 @@ pub(crate) struct LeasedAnswers(Option<Arc<Leased>>);
 /// The same of a session that wants leases.
 struct Leased {
     callers_are_checked: bool,
+    /// The sessions with other servers, if they lease parts of the same files.
+    share: Option<LeaseShare>,
     contact: Contact,
     changes: RecentAnswers,
     names: Answers<LeasedName>,
@@ -95,6 +100,8 @@ struct LeasedAttributes {
     asked: ChangeMoment,
     /// When the first answer was asked for under this lease, which has held since.
     held: ChangeMoment,
+    /// Since when the server leases them together with a name of the file.
+    named: Option<ChangeMoment>,
     /// The file was read here, and the time of its last access is to be asked for.
     was_read: bool,
     details: FileDetails,
@@ -109,19 +116,27 @@ enum KnownName {
 
 impl LeasedAnswers {
     /// `inherited`: a process before this one had the session.
-    pub(crate) fn new(wish: LeaseWish, inherited: bool) -> LeasedAnswers {
+    pub(crate) fn new(
+        wish: LeaseWish,
+        inherited: bool,
+        share: Option<LeaseShare>,
+    ) -> LeasedAnswers {
         let LeaseWish::Yes { callers_are_checked } = wish else { return LeasedAnswers(None) };
-        LeasedAnswers(Some(Arc::new(Leased {
+        let moments = share.as_ref().map_or_else(Arc::default, LeaseShare::moments);
+        let leased = Arc::new(Leased {
             callers_are_checked,
+            share,
             contact: Contact::default(),
-            changes: RecentAnswers::default(),
+            changes: RecentAnswers::counted_by(moments),
             names: Answers::small(NAMES_MAX_BYTES),
             attributes: Answers::small(DETAILS_MAX_BYTES),
             listings: Answers::large(LISTINGS_MAX_BYTES),
             listener: RecallListener::new(inherited),
             hits: AtomicU64::new(0),
             unasked: AtomicU32::new(0),
-        })))
+        });
+        leased.share.iter().for_each(|share| share.join(&leased));
+        LeasedAnswers(Some(leased))
     }
 
     /// That of a session whose server leases something.
@@ -181,7 +196,6 @@ impl LeasedAnswers {
             Some(id) => {
                 let mut attr = leased.attributes_of(id)?;
                 attr.validity.name = Some(rest);
-                attr.validity.attributes = Some(rest);
                 Ok(Entry { id, attr })
             }
             None => Err(Error::new(Errno::ENOENT).absent_for(Some(believed)).during(Op::Lookup)),
@@ -193,9 +207,8 @@ impl LeasedAnswers {
     /// The attributes of a file, if they are leased.
     pub(crate) fn getattr(&self, id: FileId) -> Option<Attr> {
         let leased = self.active()?;
-        let rest = leased.rest()?;
-        let mut attr = leased.attributes_of(id)?;
-        attr.validity.attributes = Some(rest);
+        leased.rest()?;
+        let attr = leased.attributes_of(id)?;
         leased.hits.fetch_add(1, Ordering::Relaxed);
         Some(attr)
     }
@@ -205,7 +218,7 @@ impl LeasedAnswers {
     pub(crate) fn leased_attributes(&self, id: FileId) -> Option<Attr> {
         let leased = self.active()?;
         leased.rest()?;
-        leased.attributes_with(id, |known| Some(known.attr))
+        leased.attributes_with(id, |known, _| Some(known.attr))
     }
 
     /// Takes the answer of the server to a lookup that was asked for at `asked`. Says in it how
@@ -217,12 +230,13 @@ impl LeasedAnswers {
         answer: Result<Entry>,
     ) -> Result<Entry> {
         let Some(leased) = self.active() else { return answer };
-        let remember = |found| leased.remember_name(asked, (cx, dir, name), found);
+        let owns = leased.owns(dir);
+        let remember = |found| owns && leased.remember_name(asked, (cx, dir, name), found);
         match answer {
             Ok(entry) => {
-                let mut attr = self.attributes(asked, entry.id, entry.attr);
-                let name = attr.validity.name;
+                let name = entry.attr.validity.name;
                 let holds = is_lease(name) && remember(Some(entry.id));
+                let mut attr = leased.got_attributes(asked, (entry.id, holds), entry.attr);
                 attr.validity.name = leased.time(name, holds);
                 Ok(Entry { attr, ..entry })
             }
@@ -257,13 +271,11 @@ impl LeasedAnswers {
     }
 
     /// The same of attributes alone.
-    pub(crate) fn attributes(&self, asked: ChangeMoment, id: FileId, mut attr: Attr) -> Attr {
-        if let Some(leased) = self.active() {
-            let said = attr.validity.attributes;
-            let holds = is_lease(said) && leased.remember_attributes(asked, id, attr);
-            attr.validity.attributes = leased.time(said, holds);
+    pub(crate) fn attributes(&self, asked: ChangeMoment, id: FileId, attr: Attr) -> Attr {
+        match self.active() {
+            Some(leased) => leased.got_attributes(asked, (id, false), attr),
+            None => attr,
         }
-        attr
     }
 
     /// Of an answer that is not remembered: it may have been recalled by now.
@@ -325,16 +337,23 @@ impl Leased {
     fn attributes_with<R>(
         &self,
         id: FileId,
-        read: impl FnOnce(&LeasedAttributes) -> Option<R>,
+        read: impl FnOnce(&LeasedAttributes, Ttl) -> Option<R>,
     ) -> Option<R> {
+        let (beside, rest) = (self.beside(id), Ttl::of(self.contact.rest()));
         self.attributes.find(AnswerKey::of_attributes(id), |known| {
             let stands = known.id == id && self.changes.attributes_stand(known.asked);
-            if stands { read(known) } else { None }
+            let believed = if stands { known.believed(beside, rest) } else { None };
+            read(known, believed?)
         })
     }
 
+    /// The attributes of a file, with the time for which they may be believed.
     fn attributes_of(&self, id: FileId) -> Option<Attr> {
-        self.attributes_with(id, |known| (!known.was_read).then_some(known.attr))
+        self.attributes_with(id, |known, believed| {
+            let mut attr = known.attr;
+            attr.validity.attributes = Some(believed);
+            (!known.was_read).then_some(attr)
+        })
     }
 
     /// What is under a name, for every caller.
@@ -372,17 +391,61 @@ impl Leased {
         LeasedName { dir, name: name.as_bytes().into(), found, asker, asked }
     }
 
-    fn remember_attributes(&self, asked: ChangeMoment, id: FileId, attr: Attr) -> bool {
-        let key = AnswerKey::of_attributes(id);
-        self.attributes.remember(key, |before| {
-            self.changes.attributes_hold(key, asked).then(|| self.renewed(before, asked, id, attr))
+    /// Takes attributes that the server has answered. `is_named`: it has leased a name of the file with them.
+    /// Says in them how long they may be believed.
+    fn got_attributes(
+        &self,
+        asked: ChangeMoment,
+        (id, is_named): (FileId, bool),
+        mut attr: Attr,
+    ) -> Attr {
+        let said = attr.validity.attributes;
+        let believed = match is_lease(said) {
+            true => self.remember_attributes(asked, (id, is_named), attr),
+            false => None,
+        };
+        attr.validity.attributes = said.map(|said| said.min(believed.unwrap_or(Ttl::ZERO)));
+        attr
+    }
+
+    /// None: they are not to be believed.
+    fn remember_attributes(
+        &self,
+        asked: ChangeMoment,
+        of: (FileId, bool),
+        attr: Attr,
+    ) -> Option<Ttl> {
+        let key = AnswerKey::of_attributes(of.0);
+        self.remember_if(of, asked, attr, |before| {
+            self.changes.attributes_hold(key, asked).then_some(before)
         })
+    }
+
+    /// Remembers attributes if `holds` answers what was remembered before, of which some may stay.
+    fn remember_if(
+        &self,
+        (id, is_named): (FileId, bool),
+        asked: ChangeMoment,
+        attr: Attr,
+        holds: impl FnOnce(Option<&mut LeasedAttributes>) -> Option<Option<&mut LeasedAttributes>>,
+    ) -> Option<Ttl> {
+        let (beside, rest) = (self.beside(id), Ttl::of(self.contact.rest()));
+        let mut believed = None;
+        self.attributes.remember(AnswerKey::of_attributes(id), |before| {
+            let mut known = self.renewed((holds(before)?, beside), asked, id, attr);
+            if is_named {
+                known.named = known.named.or_else(|| Some(self.changes.next()));
+            }
+            believed = known.believed(beside, rest);
+            Some(known)
+        });
+        believed
     }
 
     /// New attributes. What is known besides stays while the lease does.
     fn renewed(
         &self,
-        before: Option<&mut LeasedAttributes>,
+        (before, beside): (Option<&mut LeasedAttributes>, Beside),
         asked: ChangeMoment,
         id: FileId,
         attr: Attr,
@@ -390,11 +453,14 @@ impl Leased {
         let stands = |known: &&mut LeasedAttributes| {
             known.id == id && self.changes.attributes_stand(known.asked)
         };
-        let (held, details) = match before.filter(stands) {
-            Some(known) => (known.held, std::mem::take(&mut known.details)),
-            None => (asked, FileDetails::default()),
-        };
-        LeasedAttributes { id, attr, asked, held, was_read: false, details }
+        let (mut held, mut named, mut details) = (asked, None, FileDetails::default());
+        if let Some(known) = before.filter(stands) {
+            named = known.named;
+            if known.believed(beside, Ttl::ZERO).is_some() {
+                (held, details) = (known.held, std::mem::take(&mut known.details));
+            }
+        }
+        LeasedAttributes { id, attr, asked, held, named, was_read: false, details }
     }
 
     /// Forgets all that is remembered, and what is on its way.

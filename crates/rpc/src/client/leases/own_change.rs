@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_core::{Attr, Context, Entry, FileId, FileType, Name};
+use dray_core::{Attr, Context, Entry, FileId, FileType, Name, Ttl};
 use dray_rt::sleep;
 
 use super::keys::AnswerKey;
@@ -56,7 +56,9 @@ impl Touched {
         match row.changes {
             Changes::Nothing => return None,
             Changes::Redone => return Some(Touched { everything: true, ..touched }),
-            Changes::Names | Changes::DataOfReply => touched.may_be_of_directory = true,
+            Changes::Names | Changes::Leases | Changes::DataOfReply => {
+                touched.may_be_of_directory = true;
+            }
             Changes::Attributes(file) | Changes::Data(file, _) => {
                 touched.may_be_of_directory = matches!(row.changes, Changes::Attributes(_));
                 if let FileRef::Id(id) = file {
@@ -202,13 +204,18 @@ impl LeasedAnswers {
         };
         let mut attr = entry.attr;
         let said = attr.validity;
-        let holds = is_lease(said.attributes) && leased.remember_made(&change, entry.id, attr);
-        attr.validity.attributes = leased.time(said.attributes, holds);
-        if holds && attr.file_type() == FileType::Directory {
+        let is_leased = is_lease(said.name) && leased.owns(place.1);
+        let holds = is_leased && leased.remember_new_name(&change, place, entry.id);
+        attr.validity.name = leased.time(said.name, holds);
+        let believed = match is_lease(said.attributes) {
+            true => leased.remember_made(&change, (entry.id, holds), attr),
+            false => None,
+        };
+        let time = believed.unwrap_or(Ttl::ZERO);
+        attr.validity.attributes = said.attributes.map(|said| said.min(time));
+        if believed.is_some() && attr.file_type() == FileType::Directory {
             leased.remember_empty(entry.id);
         }
-        let holds = is_lease(said.name) && leased.remember_new_name(&change, place, entry.id);
-        attr.validity.name = leased.time(said.name, holds);
         Entry { attr, ..entry }
     }
 }
@@ -225,8 +232,11 @@ impl LeasedAnswers {
             return self.not_remembered(attr);
         };
         let said = attr.validity.attributes;
-        let holds = is_lease(said) && leased.remember_made(&change, id, attr);
-        attr.validity.attributes = leased.time(said, holds);
+        let believed = match is_lease(said) {
+            true => leased.remember_made(&change, (id, false), attr),
+            false => None,
+        };
+        attr.validity.attributes = said.map(|said| said.min(believed.unwrap_or(Ttl::ZERO)));
         attr
     }
 
@@ -236,19 +246,19 @@ impl LeasedAnswers {
         let Some(leased) = self.active() else { return };
         for (id, attr) in files {
             if is_lease(attr.validity.attributes) {
-                leased.remember_made(change, id, attr);
+                leased.remember_made(change, (id, false), attr);
             }
         }
     }
 }
 
 impl Leased {
-    fn remember_made(&self, change: &OwnChange, id: FileId, attr: Attr) -> bool {
-        let (key, changes) = (AnswerKey::of_attributes(id), &self.changes);
-        self.attributes.remember(key, |_| {
+    fn remember_made(&self, change: &OwnChange, of: (FileId, bool), attr: Attr) -> Option<Ttl> {
+        let (key, changes) = (AnswerKey::of_attributes(of.0), &self.changes);
+        self.remember_if(of, change.begun, attr, |_| {
             let alone =
                 [changes.row(key), &changes.all_attributes].map(|row| change.is_alone_in(row));
-            (alone == [true; 2]).then(|| self.renewed(None, change.begun, id, attr))
+            (alone == [true; 2]).then_some(None)
         })
     }
 

@@ -3,6 +3,7 @@
 //!
 //! A table without keys: what falls together is taken for changed together, which costs a call.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use dray_core::{FileId, Name};
@@ -29,7 +30,7 @@ pub(super) struct ChangeRow {
 
 /// All of that, for one session.
 pub(super) struct RecentAnswers {
-    number: AtomicU64,
+    number: Arc<AtomicU64>,
     rows: Box<[ChangeRow]>,
     directories: Box<[ChangeRow]>,
     /// What changed all names.
@@ -49,11 +50,12 @@ impl ChangeRow {
     }
 }
 
-impl Default for RecentAnswers {
-    fn default() -> RecentAnswers {
+impl RecentAnswers {
+    /// Moments are counted by `number`.
+    pub(super) fn counted_by(number: Arc<AtomicU64>) -> RecentAnswers {
         let rows = |count| (0..count).map(|_| ChangeRow::default()).collect();
         RecentAnswers {
-            number: AtomicU64::new(0),
+            number,
             rows: rows(ROWS),
             directories: rows(DIRECTORY_ROWS),
             all_names: ChangeRow::default(),
@@ -61,9 +63,12 @@ impl Default for RecentAnswers {
             recalls: AtomicU64::new(0),
         }
     }
-}
 
-impl RecentAnswers {
+    /// A moment behind all that were asked for until now.
+    pub(super) fn next(&self) -> ChangeMoment {
+        ChangeMoment(self.number.fetch_add(1, Ordering::SeqCst) + 1)
+    }
+
     /// To be asked before a call is sent whose answer may be remembered.
     pub(super) fn now(&self) -> ChangeMoment {
         ChangeMoment(self.number.load(Ordering::SeqCst))
@@ -81,7 +86,7 @@ impl RecentAnswers {
 
     /// Something changed. To be said before it is forgotten.
     pub(super) fn note(&self, row: &ChangeRow) {
-        let number = self.number.fetch_add(1, Ordering::SeqCst) + 1;
+        let ChangeMoment(number) = self.next();
         row.last.fetch_max(number, Ordering::SeqCst);
     }
 
@@ -150,7 +155,8 @@ mod tests {
 
     #[test]
     fn an_answer_asked_for_before_or_during_a_change_is_not_remembered() {
-        let (changes, key) = (RecentAnswers::default(), AnswerKey::of_attributes(ID));
+        let (changes, key) =
+            (RecentAnswers::counted_by(Arc::default()), AnswerKey::of_attributes(ID));
         let before = changes.now();
         assert!(changes.attributes_hold(key, before));
         changes.begin(changes.row(key));
@@ -164,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_change_of_a_whole_directory_or_of_everything_reaches_what_is_remembered() {
-        let changes = RecentAnswers::default();
+        let changes = RecentAnswers::counted_by(Arc::default());
         let shares_row = |id: &FileId| std::ptr::eq(changes.directory(*id), changes.directory(ID));
         let mut others = (8..).map(|ino| FileId { ino, generation: 1 });
         let other = others.find(|id| !shares_row(id)).unwrap();

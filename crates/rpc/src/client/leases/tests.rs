@@ -39,7 +39,7 @@ fn caller(uid: u32) -> Context {
 
 /// The memory of a session that was just in contact.
 fn in_contact(callers_are_checked: bool) -> LeasedAnswers {
-    let leases = LeasedAnswers::new(LeaseWish::Yes { callers_are_checked }, false);
+    let leases = LeasedAnswers::new(LeaseWish::Yes { callers_are_checked }, false, None);
     leases.welcomed(SessionState { session: 1, instance: 1 }, 0, TERM);
     leases.answered(leases.sent().unwrap());
     leases
@@ -103,7 +103,7 @@ fn what_is_not_leased_is_not_remembered_and_says_what_the_server_says() {
             assert_eq!(found.unwrap(), entry);
         }
         assert_eq!(known(&leases), (false, false));
-        let none = LeasedAnswers::new(LeaseWish::No, false);
+        let none = LeasedAnswers::new(LeaseWish::No, false, None);
         assert_eq!(look_up(&none, &cx, "f", FILE), leased(FILE));
         assert!(none.sent().is_none() && none.status().is_none() && known(&none) == (false, false));
     });
@@ -158,7 +158,7 @@ fn a_listener_hears_of_recalls_and_says_when_they_are_done() {
     simulate(async {
         for inherited in [false, true] {
             let wish = LeaseWish::Yes { callers_are_checked: true };
-            let leases = LeasedAnswers::new(wish, inherited);
+            let leases = LeasedAnswers::new(wish, inherited, None);
             let (done, heard) = (Arc::new(AtomicU64::new(0)), Arc::new(Mutex::new(Vec::new())));
             let recall = || {
                 let counts = done.clone();

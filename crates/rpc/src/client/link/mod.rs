@@ -109,7 +109,7 @@ impl Link {
         let first_handle = OWN_NUMBER | ((process << PROCESS_SHIFT) & !OWN_NUMBER);
         let (mut server, replay_bytes) = (ServerIdentity::default(), options.replay_bytes);
         let inherited = memory.session().is_some();
-        let leases = LeasedAnswers::new(options.leases, inherited);
+        let leases = LeasedAnswers::new(options.leases, inherited, options.lease_share.clone());
         // Registered memory would come in here.
         let kept_data: Box<dyn SegmentSource> = match &options.group {
             Some(group) => Box::new(group.segments()),

@@ -36,6 +36,7 @@ pub(crate) async fn written(
             Changes::DataOfReply
             | Changes::Nothing
             | Changes::Names
+            | Changes::Leases
             | Changes::Attributes(_)
             | Changes::Redone,
             ..,

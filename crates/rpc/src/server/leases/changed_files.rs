@@ -24,7 +24,8 @@ impl<'a> ChangedFiles<'a> {
         (row, files): (&CallRow<'_>, &'a Files),
         flags: u16,
     ) -> Option<ChangedFiles<'a>> {
-        if !session.takes_changed_files() {
+        // What is held has not changed yet.
+        if !session.takes_changed_files() || row.changes == Changes::Leases {
             return None;
         }
         let [one, other] = row.breaks().names.map(|name| name.map(|(dir, _)| dir));
@@ -34,6 +35,7 @@ impl<'a> ChangedFiles<'a> {
             Changes::Data(FileRef::Handle(handle), _) if wanted => Some((handle, files)),
             Changes::Nothing
             | Changes::Names
+            | Changes::Leases
             | Changes::Attributes(_)
             | Changes::Data(..)
             | Changes::DataOfReply

@@ -40,6 +40,10 @@ pub(crate) struct LeaseTable {
     former_until: AtomicU64,
     /// Who they are.
     former: Mutex<Former>,
+    /// How long a hold lasts at most, if there are any: other servers may change what is leased here.
+    hold_time: Option<Duration>,
+    /// Nothing is leased before: nanoseconds of the clock.
+    leases_from: AtomicU64,
     pub(super) counts: RecallCounts,
     pub(super) fenced: LogThrottle,
     pub(super) outside: OutsideRests,
@@ -143,6 +147,8 @@ impl LeaseTable {
             held: AtomicUsize::new(0),
             former_until: AtomicU64::new(0),
             former: Mutex::default(),
+            hold_time: None,
+            leases_from: AtomicU64::new(0),
             counts: RecallCounts::default(),
             fenced: LogThrottle::default(),
             outside: OutsideRests::default(),
@@ -154,6 +160,16 @@ impl LeaseTable {
             leases_what_is_asked_back: broken.is(Sabotage::LeaseRoom),
             session_leases_max: options.session_leases_max,
         }
+    }
+
+    /// The table of a server beside others, which hold what they change for so long.
+    pub(crate) fn of_several_servers(self, hold_time: Option<Duration>) -> LeaseTable {
+        LeaseTable { hold_time, ..self }
+    }
+
+    /// How long a hold lasts at most.
+    pub(crate) fn hold_time(&self) -> Duration {
+        self.hold_time.unwrap_or_default()
     }
 
     /// How long a client believes what is leased.
@@ -176,6 +192,10 @@ impl LeaseTable {
     pub(crate) fn was_leased_to(&self, sessions: Vec<Arc<LeaseHolder>>, anybody: bool) {
         if self.never_waits || sessions.is_empty() && !anybody {
             return;
+        }
+        if let Some(time) = self.hold_time {
+            // The holds of the server before us are gone. Their changes may still be under way.
+            self.leases_from.store((now() + time).as_nanos(), Ordering::SeqCst);
         }
         let known = |who: Arc<LeaseHolder>| {
             let epoch = who.epoch();
@@ -271,7 +291,8 @@ impl LeaseTable {
         own: &[MarkRow],
         part: Part<'_>,
     ) -> bool {
-        if shard.rests[rest_of(part.kind())][place].rests(now()) || self.outside.rests() {
+        let rests = shard.rests[rest_of(part.kind())][place].rests(now());
+        if rests || self.outside.rests() || !self.leases_by_now() {
             return false;
         }
         let unchanged = |part| {
@@ -312,6 +333,19 @@ impl LeaseTable {
             self.make_room(&from);
         }
         false
+    }
+
+    /// Whether no hold of a server before us counts any more.
+    fn leases_by_now(&self) -> bool {
+        let from = self.leases_from.load(Ordering::Relaxed);
+        if from == 0 {
+            return true; // nearly always
+        }
+        let is_over = now() >= Instant::from_nanos(from);
+        if is_over {
+            self.leases_from.store(0, Ordering::SeqCst);
+        }
+        is_over
     }
 
     /// What a session has of a file is asked back by the recall `number`, to make room. None: it has nothing,

@@ -50,6 +50,8 @@ pub fn call<'a>(op: Op, root: FileId, words: &'a Words, chance: &mut Chance) -> 
             Call::OpenNamed { dir, name, id: id(root, chance), how: open_how(chance), handle }
         }
         Op::Learn => Call::Learn { dir, name, id: id(root, chance) },
+        Op::Hold => Call::Hold { number: handle, id: dir, name: some(chance, name) },
+        Op::Release => Call::Release { number: handle },
         Op::Create => Call::Create { dir, name, how: create_how(chance), handle },
         Op::Tmpfile => Call::Tmpfile { dir, how: create_how(chance), handle },
         Op::Access => Call::Access { id: dir, want: Access(chance.next() as u32) },

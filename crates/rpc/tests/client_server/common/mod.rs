@@ -55,6 +55,7 @@ pub fn client_options() -> ClientOptions {
         caches: false,
         counts_on_one_user: false,
         leases: LeaseWish::No,
+        lease_share: None,
         definition: 0,
         group: None,
     }

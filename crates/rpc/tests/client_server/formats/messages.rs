@@ -162,6 +162,8 @@ fn calls() -> Vec<Call<'static>> {
         Call::SetXflags { handle, set: xflags() },
         Call::OpenNamed { dir, name, id, how: open, handle },
         Call::Learn { dir, name, id },
+        Call::Hold { number: 9, id: dir, name: Some(name) },
+        Call::Release { number: 9 },
     ]
 }
 

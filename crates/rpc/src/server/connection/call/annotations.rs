@@ -17,7 +17,7 @@ fn changed_file((row, files): (&CallRow<'_>, &Files), reply: &Reply) -> Option<F
         Changes::Attributes(file) | Changes::Data(file, _) => files.id(file).ok(),
         // The file that was changed by its name. If the file is new, nobody has it open.
         Changes::DataOfReply => reply.file(),
-        Changes::Nothing | Changes::Names | Changes::Redone => None,
+        Changes::Nothing | Changes::Names | Changes::Leases | Changes::Redone => None,
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::future::Future;
 use std::task::Poll;
+use std::time::Duration;
 
 use dray_core::{Attr, Buf, Errno, Error, FileId, Op};
 
@@ -162,6 +163,11 @@ impl CallInHand {
         }
         let table = session.export.lease_table.as_ref();
         *since = table.zip(session.lease_holder()).map(|(table, holder)| table.since(holder));
+        if let Call::Hold { number, .. } = *call
+            && let Some(change) = leases.take()
+        {
+            self.hold(number, change)?;
+        }
         let data_again = again.as_ref().map(|_| data.clone().unwrap_or_default());
         let too_early = server.options.broken().is(Sabotage::LeaseChangedFiles);
         if too_early {
@@ -210,7 +216,7 @@ impl CallInHand {
         again: Option<&Reexecution>,
     ) -> Option<Box<LeaseChange>> {
         let table = self.session.export.lease_table.as_ref()?;
-        if !row.changes.is_stamped() {
+        if !row.changes.is_stamped() && row.changes != Changes::Leases {
             return None;
         }
         let mut change = LeaseChange::new(table, self.session.lease_holder());
@@ -227,6 +233,16 @@ impl CallInHand {
         Some(change)
     }
 
+    /// Nothing of what is marked is leased until its client releases it.
+    fn hold(&self, number: u64, change: Box<LeaseChange>) -> dray_core::Result<()> {
+        let export = &self.session.export;
+        let time = export.lease_table.as_ref().map_or(Duration::ZERO, |table| table.hold_time());
+        if self.server.options.broken().is(Sabotage::LeaseHolds) {
+            return Ok(());
+        }
+        export.lease_holds.keep((self.session.id, number), change, time)
+    }
+
     /// Makes a change of data again that was answered so, and answers it.
     async fn make_answered(
         &self,
@@ -235,9 +251,11 @@ impl CallInHand {
     ) -> Reply {
         let file = match row.changes {
             Changes::Data(file, _) | Changes::Attributes(file) => files.id(file).ok(),
-            Changes::DataOfReply | Changes::Names | Changes::Nothing | Changes::Redone => {
-                answer.file()
-            }
+            Changes::DataOfReply
+            | Changes::Names
+            | Changes::Leases
+            | Changes::Nothing
+            | Changes::Redone => answer.file(),
         };
         let is_served = !self.session.export.is_lost();
         let carried = if is_served { self.session.carry() } else { None };

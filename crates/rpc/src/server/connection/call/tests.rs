@@ -48,6 +48,7 @@ async fn mount(network: &Network, server: &Server) -> RemoteFs {
         caches: false,
         counts_on_one_user: false,
         leases: LeaseWish::No,
+        lease_share: None,
         definition: 0,
         group: None,
     };
