@@ -38,7 +38,13 @@ fn begin(transport: &str) -> (Rig, PathBuf) {
 
 fn write(_: &mut Rig, plain: &Path, byte: u8) {
     fs::write(plain.join("file"), vec![byte; FILE_BYTES]).unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(200)); // the times of the file are past
+    let_times_pass();
+}
+
+/// Until the times of what was changed are past for the server, so that the next opening says so. Under `immutable` the
+/// opening after that asks no more, and the file is kept after a minute.
+fn let_times_pass() {
+    std::thread::sleep(std::time::Duration::from_millis(200));
 }
 
 /// Mounts with the cache, as a configuration file has it, and fetches the file.
@@ -87,6 +93,7 @@ fn the_kernel_reads_a_file_of_the_cache_until_it_is_closed() {
         // A program in it is executed.
         fs::copy("/bin/true", rig.path("export/true")).unwrap();
         fs::set_permissions(rig.path("export/true"), fs::Permissions::from_mode(0o755)).unwrap();
+        let_times_pass();
         rig.umount(&at);
         let options =
             format!("consistency=immutable,cache={},{transport}", rig.path("cache").display());
