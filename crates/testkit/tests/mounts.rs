@@ -387,7 +387,7 @@ fn mounts_of_a_cluster_agree_with_the_model_classic() {
 // proves: P271
 #[test]
 fn mounts_of_a_cluster_under_leases_agree_with_the_model_classic() {
-    let layout = ("layout = 'cluster'\nleases = true", 8);
+    let layout = ("layout = 'cluster'\nleases = true", 4);
     projected_as(Quirks::kernel(), layout, "transport=classic,leases=yes");
 }
 

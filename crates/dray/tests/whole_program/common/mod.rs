@@ -42,15 +42,24 @@ pub fn skipped() -> bool {
     false
 }
 
-/// Runs `test` with the option of each transport that this machine has, if it can mount at all.
+/// Runs `test` with the option of a transport, if this machine can mount at all: half of all tests on each, by their
+/// names. With `DRAY_TRANSPORTS=all`, as `script/test long transports` has it, on each that this machine has.
 pub fn on_transports(test: impl Fn(&str)) {
     if skipped() {
         return;
     }
-    test("transport=classic");
+    let all = std::env::var("DRAY_TRANSPORTS").is_ok_and(|which| which == "all");
+    let thread = std::thread::current();
+    let name = thread.name().expect("a test has the thread's name");
+    let is_of_rings = name.bytes().fold(0, |sum: u8, byte| sum.wrapping_add(byte)) % 2 == 1;
     let switch = std::fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
-    match switch.is_ok_and(|on| on.trim() == "Y") {
-        true => test("transport=uring"),
+    let has_rings = switch.is_ok_and(|on| on.trim() == "Y");
+    if all || !is_of_rings || !has_rings {
+        test("transport=classic");
+    }
+    match has_rings {
+        true if all || is_of_rings => test("transport=uring"),
+        true => {}
         false => eprintln!("left out: FUSE over io_uring is off, or this kernel has none"),
     }
 }
