@@ -113,8 +113,9 @@ loads() {
 
 # --- parts -----------------------------------------------------------------------------
 
-# Figures 8 and 9: a client against the rate of its server's own disk; with and without read-ahead and
-# merged writes at the server; and with leases, where the client's kernel reads ahead.
+# Figures 8 and 9: a client against the rate of its server's own disk. `client` is without leases, and `merged`
+# too, but with read-ahead and merged writes at the server. `leased` has read-ahead and leases: the client's kernel
+# reads ahead, too.
 part_single() {
     local round load arm
     make_disk disk "$RATE_MIB"
@@ -123,10 +124,10 @@ part_single() {
         "$BENCH" fill --dir "$WORK/disk/$arm" --jobs 1 --file-mib "$DISK_FILE_MIB"
     done
     serve_here single "$WORK/disk/client"
-    mount_target "dray://$ADDRESS/data" client
+    mount_target "dray://$ADDRESS/data" client -o leases=no
     serve_here merging "$WORK/disk/merged" "read_ahead=64M,merge_writes=64M"
-    mount_target "dray://$ADDRESS/data" merged
-    serve_here leasing "$WORK/disk/leased" leases
+    mount_target "dray://$ADDRESS/data" merged -o leases=no
+    serve_here leasing "$WORK/disk/leased" leases,read_ahead=64M
     mount_target "dray://$ADDRESS/data" leased -o leases=yes
     for ((round = 0; round < ROUNDS; round++)); do
         for load in $(loads "$SIZES"); do
