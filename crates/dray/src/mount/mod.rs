@@ -122,6 +122,8 @@ struct Offered {
     read_only: bool,
     /// All callers are the same user at the export (`squash=all`).
     one_user: bool,
+    /// The export grants leases.
+    leases: bool,
 }
 
 /// A mount that is being served.
@@ -137,9 +139,9 @@ pub struct RunningMount {
 impl Mount {
     /// Connects, mounts, and becomes the supervisor, which has the mount served.
     fn start(
-        self,
+        mut self,
         source: &str,
-        options: Vec<String>,
+        mut options: Vec<String>,
         foreground: bool,
         waiting: ReadinessPipe,
     ) -> Result<(), Failure> {
@@ -150,6 +152,12 @@ impl Mount {
             })?;
         }
         let offered = self.try_server()?;
+        self.plan.settle_leases(offered.leases);
+        // Said to the mount's processes, too: whether the kernel checks callers is settled by it for as long as the
+        // mount lasts. One without leases is as before there were any.
+        if self.plan.takes_leases() {
+            options.push("leases=yes".to_owned());
+        }
         // Before anything is mounted: what there is no room for leaves nothing behind.
         let memory = MountMemory::create(self.plan.key.as_ref())?;
         // What is mounted is not left without its daemon: from here on signals are the supervisor's.
@@ -189,7 +197,7 @@ impl Mount {
 
     /// Whether the kernel believes earlier answers.
     fn believes(&self) -> bool {
-        self.plan.leases || self.plan.consistency != Consistency::Strict
+        self.plan.takes_leases() || self.plan.consistency != Consistency::Strict
     }
 
     /// Whether the kernel checks permissions in the mount that is there. What the server says may be
@@ -205,11 +213,7 @@ impl Mount {
             replay_bytes: self.plan.replay_bytes,
             caches: self.plan.consistency == Consistency::CloseToOpen,
             counts_on_one_user: self.believes() && !self.kernel_checks(),
-            leases: match self.plan.leases {
-                // The kernel checks every caller, or all callers are one user.
-                true => LeaseWish::Yes { callers_are_checked: true },
-                false => LeaseWish::No,
-            },
+            leases: lease_wish(self.plan.takes_leases()),
             definition: 0,
             group: None,
             lease_share: None,
@@ -248,12 +252,14 @@ impl Mount {
     }
 
     async fn greet(&self) -> Result<Offered, ConnectError> {
-        let options = self.client_options();
+        let leases = lease_wish(self.plan.asks_for_leases());
+        let options = ConnectOptions { leases, ..self.client_options() };
         let memory = ClientMemory::Heap;
         let session =
             ClientConnection::connect(&self.target, &options, &memory, CONNECT_MAX).await?;
         let checked = self.check_root(&session).await;
-        if self.plan.leases && !session.has_leases() {
+        let leases = self.plan.asks_for_leases() && session.has_leases();
+        if self.plan.counts_on_leases() && !leases {
             log::warn!(
                 "{}: nothing is leased there, so each name and all attributes are asked for each time; let the \
                  export have `leases` (of a projection, its definition)",
@@ -261,8 +267,8 @@ impl Mount {
             );
         }
         session.goodbye();
-        checked
-            .map(|()| Offered { read_only: session.info().read_only, one_user: session.one_user() })
+        let (read_only, one_user) = (session.info().read_only, session.one_user());
+        checked.map(|()| Offered { read_only, one_user, leases })
     }
 
     /// Checks that the object to mount is a directory. The kernel takes nothing else for the root
@@ -344,7 +350,7 @@ impl Mount {
             wait,
             replaceable,
             cache: cache.clone(),
-            leases: self.plan.leases,
+            leases: self.plan.takes_leases(),
             calls: calls.clone(),
             session_sender,
             session_receiver: session_receiver.clone(),
@@ -372,7 +378,7 @@ impl Mount {
         FuseOptions {
             consistency: self.plan.consistency,
             kernel_checks: self.kernel_checks(),
-            leases: self.plan.leases,
+            leases: self.plan.takes_leases(),
             shared_mmap: self.plan.shared_mmap,
             passthrough: self.plan.passes_through(),
             transport: self.plan.transport,
@@ -382,6 +388,14 @@ impl Mount {
             patience: self.plan.timeout,
             ..FuseOptions::default()
         }
+    }
+}
+
+fn lease_wish(wanted: bool) -> LeaseWish {
+    match wanted {
+        // The kernel checks every caller, or all callers are one user.
+        true => LeaseWish::Yes { callers_are_checked: true },
+        false => LeaseWish::No,
     }
 }
 

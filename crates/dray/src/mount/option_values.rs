@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use dray_fuse::{Consistency, TransportWish};
 
+use crate::mount::options::LeaseChoice;
 use crate::suggestions::meant;
 
 /// Longest time that makes sense: about 68 years.
@@ -32,6 +33,23 @@ pub fn parse_yes_no(text: &str) -> Result<bool, String> {
         "yes" => Ok(true),
         "no" => Ok(false),
         _ => Err(format!("it is yes or no{}", meant(text, ["yes", "no"]))),
+    }
+}
+
+pub fn lease_choice_name(leases: LeaseChoice) -> &'static str {
+    match leases {
+        LeaseChoice::Auto => "auto",
+        LeaseChoice::Yes => "yes",
+        LeaseChoice::No => "no",
+    }
+}
+
+pub fn parse_lease_choice(text: &str) -> Result<LeaseChoice, String> {
+    match text {
+        "auto" => Ok(LeaseChoice::Auto),
+        "yes" => Ok(LeaseChoice::Yes),
+        "no" => Ok(LeaseChoice::No),
+        _ => Err(format!("it is auto, yes or no{}", meant(text, ["auto", "yes", "no"]))),
     }
 }
 

@@ -11,14 +11,26 @@ use crate::error::Failure;
 use crate::metrics_http::check_address;
 use crate::mount::foreign_options;
 use crate::mount::option_values::{
-    parse_consistency, parse_replay, parse_seconds, parse_timeout, parse_transport, parse_yes_no,
-    transport_name,
+    lease_choice_name, parse_consistency, parse_lease_choice, parse_replay, parse_seconds,
+    parse_timeout, parse_transport, parse_yes_no, transport_name,
 };
 use crate::paths;
 use crate::serve::export::split_commas;
 use crate::serve::parse_auth;
 use crate::status::report::consistency_name;
 use crate::suggestions::hint;
+
+/// Whether a mount takes leases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseChoice {
+    /// If the export offers them when it is mounted. Its processes are told `Yes` then. Those that were told nothing have
+    /// none.
+    Auto,
+    /// Yes, with a warning if the export offers none.
+    Yes,
+    /// No.
+    No,
+}
 
 /// What `-o` says.
 #[derive(Clone, Debug)]
@@ -40,8 +52,8 @@ pub struct MountPlan {
     /// Files can be mapped by several programs that see each other's stores, and not those of other
     /// mounts.
     pub shared_mmap: bool,
-    /// Under strict the server leases names and attributes, which the kernel believes meanwhile.
-    pub leases: bool,
+    /// Whether under strict the server leases names and attributes, which the kernel believes meanwhile.
+    pub leases: LeaseChoice,
     /// The cache on a local disk.
     pub cache: Option<PathBuf>,
     /// Most bytes that it takes.
@@ -81,7 +93,7 @@ impl Default for MountPlan {
             read_only: false,
             allow_other: None,
             shared_mmap: true,
-            leases: false,
+            leases: LeaseChoice::Auto,
             cache: None,
             cache_bytes: CACHE_BYTES,
             cache_rules: None,
@@ -138,7 +150,7 @@ const KNOWN: [&str; 28] = [
 
 /// What shells offer of these behind `-o`: with each value that is a word, or with what comes before
 /// a value.
-pub const OFFERED: [&str; 36] = [
+pub const OFFERED: [&str; 37] = [
     "ro",
     "rw",
     "nosuid",
@@ -163,6 +175,7 @@ pub const OFFERED: [&str; 36] = [
     "consistency=strict",
     "consistency=close-to-open",
     "consistency=immutable",
+    "leases=auto",
     "leases=yes",
     "cache=",
     "cache_size=",
@@ -228,6 +241,23 @@ impl MountPlan {
 
     /// The same; `auth` answers the key that the value of `auth=` stands for.
     pub fn parse_with(lists: &[String], auth: &mut ReadKey<'_>) -> Result<MountPlan, Failure> {
+        let plan = MountPlan::parse_each(lists, auth)?;
+        if plan.consistency == Consistency::Strict {
+            if plan.cache.is_some() && plan.leases == LeaseChoice::No {
+                let what = "mount option `cache`: under consistency=strict it needs leases, here and for the \
+                            export at the server; leave out `leases=no`";
+                return Err(Failure::usage(what.to_owned()));
+            }
+        } else if plan.leases == LeaseChoice::Yes {
+            let what =
+                "mount option `leases`: only consistency=strict has leases; leave one of them out";
+            return Err(Failure::usage(what.to_owned()));
+        }
+        Ok(plan)
+    }
+
+    /// The same, without a look at what goes together.
+    pub fn parse_each(lists: &[String], auth: &mut ReadKey<'_>) -> Result<MountPlan, Failure> {
         let mut plan = MountPlan::default();
         let mut options: Vec<String> = lists.iter().flat_map(|list| split_commas(list)).collect();
         if options.iter().any(|option| option == "remount") {
@@ -236,17 +266,30 @@ impl MountPlan {
         }
         let mut options = options.iter().filter(|option| !option.is_empty());
         options.try_for_each(|one| plan.set(one, auth))?;
-        if plan.cache.is_some() && plan.consistency == Consistency::Strict && !plan.leases {
-            let what = "mount option `cache`: under consistency=strict it needs leases=yes, here and for the \
-                        export at the server";
-            return Err(Failure::usage(what.to_owned()));
-        }
-        if plan.leases && plan.consistency != Consistency::Strict {
-            let what =
-                "mount option `leases`: only consistency=strict has leases; leave one of them out";
-            return Err(Failure::usage(what.to_owned()));
-        }
         Ok(plan)
+    }
+
+    /// Whether the mount has leases, as far as it is concerned.
+    pub fn takes_leases(&self) -> bool {
+        self.leases == LeaseChoice::Yes
+    }
+
+    /// Whether the export is asked for leases when it is mounted.
+    pub fn asks_for_leases(&self) -> bool {
+        self.consistency == Consistency::Strict && self.leases != LeaseChoice::No
+    }
+
+    /// Whether an export that offers none is worth a warning.
+    pub fn counts_on_leases(&self) -> bool {
+        self.asks_for_leases() && (self.takes_leases() || self.cache.is_some())
+    }
+
+    /// Decides for good, by whether the export offers leases.
+    pub fn settle_leases(&mut self, offered: bool) {
+        self.leases = match self.asks_for_leases() && (offered || self.counts_on_leases()) {
+            true => LeaseChoice::Yes,
+            false => LeaseChoice::No,
+        };
     }
 
     /// The cache that is wanted.
@@ -295,7 +338,7 @@ impl MountPlan {
             ("metrics", self.metrics.clone().unwrap_or_else(|| "none".to_owned())),
             ("allow_other", if allow_other { "yes" } else { "no" }.to_owned()),
             ("shared_mmap", if self.shared_mmap { "yes" } else { "no" }.to_owned()),
-            ("leases", if self.leases { "yes" } else { "no" }.to_owned()),
+            ("leases", lease_choice_name(self.leases).to_owned()),
             ("cache", none_or(self.cache.as_ref().map(|dir| dir.display().to_string()))),
             ("cache_size", self.cache_bytes.to_string()),
             ("cache_rules", none_or(self.cache_rules.clone())),
@@ -327,7 +370,8 @@ impl MountPlan {
                 self.consistency = parse_consistency(needed()?).map_err(|w| wrong(&w))?
             }
             "leases" => {
-                self.leases = parse_yes_no(value.unwrap_or("yes")).map_err(|what| wrong(&what))?
+                self.leases =
+                    parse_lease_choice(value.unwrap_or("yes")).map_err(|what| wrong(&what))?
             }
             "cache" => {
                 let dir = PathBuf::from(needed()?);
@@ -451,7 +495,28 @@ mod tests {
         ] {
             assert_eq!(parse(text).unwrap().passes_through(), may, "{text}");
         }
-        assert!(parse("cache=/c").unwrap_err().message.contains("leases=yes"));
+        assert!(parse("cache=/c,leases=no").unwrap_err().message.contains("leases=no"));
+    }
+
+    /// Who says nothing has leases where they are offered, and nothing else of the mount changes where they are not.
+    #[test]
+    fn leases_are_taken_if_they_are_offered_and_not_refused() {
+        for (text, offered, taken) in [
+            ("", true, true),
+            ("", false, false),
+            ("leases=auto", true, true),
+            ("leases=yes", false, true),
+            ("leases=no", true, false),
+            ("cache=/c", false, true),
+            ("consistency=close-to-open", true, false),
+            ("consistency=immutable,leases=auto", true, false),
+        ] {
+            let mut plan = parse(text).unwrap();
+            plan.settle_leases(offered);
+            assert_eq!(plan.takes_leases(), taken, "{text}, offered: {offered}");
+        }
+        assert!(!parse("").unwrap().takes_leases(), "processes that were told nothing");
+        assert!(parse("consistency=immutable,leases=yes").is_err());
     }
 
     #[test]

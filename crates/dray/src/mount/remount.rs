@@ -82,12 +82,21 @@ fn difference(mounted: &[String], wanted: &[String]) -> Result<Option<Difference
     let all: Vec<String> = mounted.iter().chain(wanted).cloned().collect();
     let lasting = |lists: &[String]| {
         // The user who remounts need not be able to read the key.
-        MountPlan::parse_with(lists, &mut |_| Ok(None)).map(|plan| plan.lasting())
+        MountPlan::parse_each(lists, &mut |_| Ok(None)).map(|plan| plan.lasting())
     };
     let (is, wanted) = (lasting(mounted)?, lasting(&all)?);
-    let mut pairs = is.into_iter().zip(wanted);
-    let other = pairs.find(|((_, is), (_, wanted))| is != wanted);
-    Ok(other.map(|((key, is), (_, wanted))| Difference { key, is, wanted }))
+    let mut pairs = is.into_iter().zip(wanted).map(|((key, is), (_, wanted))| match key {
+        "leases" => (key, settled(is), wanted),
+        _ => (key, is, wanted),
+    });
+    let other =
+        pairs.find(|(key, is, wanted)| is != wanted && (*key, &**wanted) != ("leases", "auto"));
+    Ok(other.map(|(key, is, wanted)| Difference { key, is, wanted }))
+}
+
+/// Whether a mount that is there has leases. It was told so, or has none.
+fn settled(leases: String) -> String {
+    if leases == "auto" { "no".to_owned() } else { leases }
 }
 
 #[cfg(test)]
@@ -116,6 +125,10 @@ mod tests {
             ("", "metrics=127.0.0.1:9", "metrics", "none"),
             ("noallow_other", "allow_other", "allow_other", "no"),
             ("", "noshared_mmap", "shared_mmap", "yes"),
+            ("leases=yes", "leases=no", "leases", "yes"),
+            ("leases=no", "leases=yes", "leases", "no"),
+            ("", "leases=yes", "leases", "no"),
+            ("leases=yes", "consistency=immutable", "consistency", "strict"),
         ] {
             let difference =
                 between(mounted, wanted).unwrap_or_else(|| panic!("{mounted}: {wanted}"));
@@ -127,6 +140,9 @@ mod tests {
             ("replay=64M", "replay=64M,retry=5,_netdev,x-systemd.automount"),
             ("", "auth=none,consistency=strict,transport=auto"),
             ("auth=psk:/nowhere/a", "auth=psk:/nowhere/a,user_id=0,remount"),
+            ("leases=yes", "remount,ro"),
+            ("leases=yes", "leases=auto,ro"),
+            ("", "leases=no"),
         ] {
             assert_eq!(between(mounted, wanted), None, "{mounted}: {wanted}");
         }

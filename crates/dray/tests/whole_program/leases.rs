@@ -57,6 +57,42 @@ fn tree(at: &Path) -> Vec<PathBuf> {
     files
 }
 
+/// Whether the mount has leases, and whether its kernel checks callers, which only those need.
+fn leased(rig: &Rig, at: &Path) -> (bool, bool) {
+    let mounts = fs::read_to_string("/proc/mounts").unwrap();
+    let line = mounts.lines().find(|line| line.split(' ').nth(1) == at.to_str()).unwrap();
+    (status(rig, at)["server"]["leases"].is_object(), line.contains("default_permissions"))
+}
+
+// proves: P287
+#[test]
+fn a_mount_takes_leases_where_there_are_some_unless_it_is_told_not_to() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    serve(&mut rig);
+    let [one, told, none] = [("one", ""), ("told", "leases=auto"), ("none", "leases=no")]
+        .map(|(name, options)| rig.mount(name, options));
+    fs::write(one.join("file"), "content").unwrap();
+    let asked = |at: &Path| {
+        fs::metadata(at.join("file")).unwrap();
+        let before = calls(&rig, at);
+        (0..100).for_each(|_| assert!(fs::metadata(at.join("file")).unwrap().is_file()));
+        calls(&rig, at) - before
+    };
+    for at in [&one, &told] {
+        assert_eq!(leased(&rig, at), (true, true));
+        assert!(asked(at) <= ASKING);
+    }
+    assert_eq!(leased(&rig, &none), (false, false));
+    assert!(asked(&none) >= 100);
+    let mut plain = Rig::new();
+    plain.serve(&[]);
+    let at = plain.mount("one", "leases=auto");
+    assert_eq!(leased(&plain, &at), (false, false));
+}
+
 // proves: P220
 #[test]
 fn what_nobody_else_touches_costs_no_round_trip() {
