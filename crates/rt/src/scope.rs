@@ -12,9 +12,10 @@ use crate::task::Runnable;
 #[derive(Clone)]
 pub struct Scope(Arc<ScopeInner>);
 
-#[derive(Default)]
 pub(crate) struct ScopeInner {
     members: Mutex<Members>,
+    /// What its clock counts in a second of a simulation, seconds.
+    clock: f64,
 }
 
 #[derive(Default)]
@@ -28,6 +29,11 @@ const SWEEP_AT: usize = 64;
 
 thread_local! {
     static ENTERED: RefCell<Option<Arc<ScopeInner>>> = const { RefCell::new(None) };
+}
+
+/// What the clock of the current scope counts in a second of a simulation, seconds.
+pub(crate) fn clock() -> f64 {
+    ENTERED.with_borrow(|scope| scope.as_ref().map_or(1.0, |scope| scope.clock))
 }
 
 pub(crate) fn entered() -> Option<Arc<ScopeInner>> {
@@ -75,7 +81,13 @@ impl Default for Scope {
 impl Scope {
     /// An empty scope.
     pub fn new() -> Scope {
-        Scope(Arc::default())
+        Scope::with_clock(1.0)
+    }
+
+    /// An empty scope of a machine whose clock drifts: in a simulated second [`now_with_sleeps`](crate::now_with_sleeps)
+    /// counts `clock` seconds there. Outside of a simulation it means nothing.
+    pub fn with_clock(clock: f64) -> Scope {
+        Scope(Arc::new(ScopeInner { members: Mutex::default(), clock }))
     }
 
     /// Starts a task in this scope on `handle`'s executor.

@@ -54,7 +54,11 @@ pub fn now() -> Instant {
 /// another machine meanwhile. Not to be compared with [`now`].
 pub fn now_with_sleeps() -> Instant {
     with_current(|shared| match shared.filter(|shared| shared.simulated()) {
-        Some(simulated) => simulated.now(),
+        // Machines may drift apart there: see `Scope::with_clock`.
+        Some(simulated) => match crate::scope::clock() {
+            1.0 => simulated.now(),
+            clock => Instant((simulated.now().0 as f64 * clock) as u64),
+        },
         None => Instant(read(libc::CLOCK_BOOTTIME).as_nanos() as u64),
     })
 }

@@ -3,7 +3,7 @@
 use dray_core::Op;
 use dray_rpc::server::Sabotage;
 use dray_testkit::simulator::{
-    PowerKind, RunFailure, WorkloadKind, run, run_cut_short, run_leaving, run_of,
+    PowerKind, RunFailure, WorkloadKind, run, run_cut_short, run_drifting, run_leaving, run_of,
     run_power_losses_of,
 };
 
@@ -159,6 +159,19 @@ fn who_does_not_answer_a_recall_and_keeps_its_leases() {
 #[test]
 fn a_server_that_does_not_wait_for_what_the_one_before_has_leased() {
     found_out(Sabotage::LeaseRestart, &LEASED, "no order");
+}
+
+/// What the margin of leases is for: beyond it clients believe what others have changed.
+// proves: P295
+#[test]
+fn clocks_that_drift_further_than_leases_bear() {
+    let fails = |slow: f64, seed| run_drifting([slow, 1.0, slow], seed).err();
+    for seed in 0..40 {
+        let within = fails(1.0 / 1.1, seed);
+        assert!(within.is_none(), "{}", within.unwrap());
+    }
+    let stale = |seed: &u64| fails(0.6, *seed).is_some_and(|why| why.what.contains("no order"));
+    assert!((0..SEEDS).find(stale).is_some(), "no seed shows it");
 }
 
 // proves: P108

@@ -76,8 +76,8 @@ fn a_copy_is_made_again_from_what_was_there() {
 }
 
 /// With connections that break, servers that die, clients that crash, and recalls that are answered
-/// late or never.
-// proves: P214, P215, P216
+/// late or never. Clocks of clients are a tenth slower or faster than that of the server.
+// proves: P214, P215, P216, P295
 #[test]
 fn what_is_leased_is_never_stale() {
     for seed in 0..60 {

@@ -22,10 +22,13 @@ pub(super) async fn after(world: &mut World, crashed: Option<usize>) -> Outcome<
         world.clients.remove(number);
         sleep(LEASE * 2).await; // by then it is known that it is gone
     }
-    for client in &world.clients {
-        let works = timeout(RETURN_MAX, works(client)).await;
+    for (client, node) in world.clients.iter().zip(&world.nodes) {
+        let asking = client.clone();
+        let asks = node.run(async move { works(&asking).await });
+        let works = timeout(RETURN_MAX, asks).await;
         works
             .map_err(|_| format!("client {} never comes back", client.number))?
+            .map_err(|_| "a client's task died")?
             .map_err(client.failed("statfs after healing"))?;
         let lost = client.fs.session().status().lost;
         if lost > 0 {
@@ -35,7 +38,7 @@ pub(super) async fn after(world: &mut World, crashed: Option<usize>) -> Outcome<
     world.work.verify(&world.clients[0]).await?;
     // A call that its caller no longer waits for may still be under way.
     at_rest(world).await?;
-    same_trees(&world.clients).await?;
+    same_trees(world).await?;
     world.work.clone().settled(world).await?;
     given_back(world).await
 }
@@ -55,14 +58,17 @@ async fn works(client: &SimClient) -> Result<(), Error> {
 /// Names and what lies under them, as one client sees it.
 type Tree = BTreeMap<Vec<u8>, (FileId, u64, u32)>;
 
-async fn same_trees(clients: &[SimClient]) -> Outcome<()> {
-    let first = tree(&clients[0]).await?;
-    for client in &clients[1..] {
-        let other = tree(client).await?;
-        if other != first {
+async fn same_trees(world: &World) -> Outcome<()> {
+    let mut first = None;
+    for (client, node) in world.clients.iter().zip(&world.nodes) {
+        let looking = client.clone();
+        let seen = node.run(async move { tree(&looking).await }).await;
+        let seen = seen.map_err(|_| "a client's task died")??;
+        let first = first.get_or_insert_with(|| seen.clone());
+        if seen != *first {
             return Err(format!(
-                "clients 0 and {} see different trees: {first:?} {other:?}",
-                client.number
+                "clients {} and {} see different trees: {first:?} {seen:?}",
+                world.clients[0].number, client.number
             ));
         }
     }

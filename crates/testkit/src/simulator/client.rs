@@ -31,7 +31,12 @@ pub(super) struct ClientNode {
 
 impl ClientNode {
     pub(super) fn new(network: &Network, name: String) -> ClientNode {
-        ClientNode { name, network: network.clone(), scope: Scope::new() }
+        ClientNode::with_clock(network, name, 1.0)
+    }
+
+    /// The same, whose clock counts so many seconds in a second.
+    pub(super) fn with_clock(network: &Network, name: String, clock: f64) -> ClientNode {
+        ClientNode { name, network: network.clone(), scope: Scope::with_clock(clock) }
     }
 
     /// Runs something on the node; nothing comes of it if the node crashes.

@@ -119,6 +119,12 @@ pub fn run_of(
     run_planned(seed, sabotage, |seed| RunPlan { kind, ..RunPlan::draw(seed) })
 }
 
+/// A run with leases in which clients are cut off all the time and nothing else goes wrong. Their clocks count so
+/// many seconds in a second of the server, in turn.
+pub fn run_drifting(clocks: [f64; 3], seed: u64) -> Result<RunReport, RunFailure> {
+    run_planned(seed, None, |seed| RunPlan::of_drift(seed, clocks))
+}
+
 /// As [`run_of`], with a server that dies all the time: for changes of files by several
 /// clients.
 pub fn run_cut_short(
@@ -267,7 +273,9 @@ impl World {
         for number in 0..plan.clients {
             self.add_client(number, plan).await?;
         }
-        self.work.prepare(&self.clients[0]).await
+        let (work, client) = (self.work.clone(), self.clients[0].clone());
+        let prepared = self.nodes[0].run(async move { work.prepare(&client).await }).await;
+        prepared.map_err(|_| "a client died while it prepared")?
     }
 
     /// After the last fault.
@@ -294,7 +302,7 @@ impl World {
         let slice = self.machine.as_pair().map(pair::ServerPair::name);
         let how = MountHow { replay_bytes: REPLAY_BYTES, limit, slice, leases };
         let name = format!("client{number}");
-        let node = ClientNode::new(&self.network, name.clone());
+        let node = ClientNode::with_clock(&self.network, name.clone(), plan.clock(number));
         let network = self.network.clone();
         let mounted =
             node.run(async move { SimClient::mount(&network, &name, number, how).await }).await;

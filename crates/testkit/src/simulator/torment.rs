@@ -42,6 +42,9 @@ pub(super) struct RunPlan {
     pub(super) merges: bool,
     /// Sessions may have fewer leases than they want, and give some back all the time.
     pub(super) few_leases: bool,
+    /// What the clocks of clients count in a second of the server, in turn, seconds. None: as the kind of work
+    /// bears.
+    pub(super) clocks: Option<[f64; 3]>,
     /// There are several servers that take over from each other.
     pub(super) fleet: Option<FleetPlan>,
 }
@@ -78,6 +81,7 @@ impl RunPlan {
             evict: seed % 3 == 1,
             merges: false,
             few_leases: seed / WorkloadKind::ALL.len() as u64 % 2 == 1,
+            clocks: None,
             fleet: None,
         };
         if plan.evict && plan.crash_after.is_some() {
@@ -95,9 +99,28 @@ impl RunPlan {
         RunPlan { evict: false, crash_after: None, fleet, kill_every, ..plan }
     }
 
+    /// Leases, clocks of clients that count so many seconds in a second of the server, and cuts.
+    pub(super) fn of_drift(seed: u64, clocks: [f64; 3]) -> RunPlan {
+        RunPlan {
+            kind: WorkloadKind::Leased,
+            clocks: Some(clocks),
+            cut_every: Some(millis(20, 300)),
+            kill_every: None,
+            crash_after: None,
+            slow: None,
+            weather: Weather { delay_max: Duration::from_micros(20), ..Weather::default() },
+            ..RunPlan::draw(seed)
+        }
+    }
+
     /// Of further slices of the same servers: one of them sees to the deaths of these.
     pub(super) fn of_further_slice(&self) -> RunPlan {
         RunPlan { kill_every: None, cut_every: None, ..self.clone() }
+    }
+
+    /// What the clock of a client counts in a second of the server, seconds.
+    pub(super) fn clock(&self, client: usize) -> f64 {
+        self.clocks.unwrap_or_else(|| self.kind.clocks())[client % 3]
     }
 
     /// Whether somebody is evicted: only where nobody else lets a client in again that is cut off

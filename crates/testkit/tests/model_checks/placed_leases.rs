@@ -1,5 +1,5 @@
 //! Three servers that share a file system lease what they own. Connections break, servers and clients are cut off,
-//! servers die, and a client dies. No answer is stale: some order explains what all clients saw of each name, and
+//! servers die, and a client dies. Clocks of clients drift. No answer is stale: some order explains what all clients saw of each name, and
 //! of the attributes of each file.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,6 +33,8 @@ const TERM: Duration = Duration::from_millis(400);
 const HOLD_TIME: Duration = Duration::from_millis(2_400);
 /// Operations of each client. A history of one thing has no more than 128.
 const OPERATIONS: usize = 128 / CLIENTS;
+/// What the clocks of clients count in a second of the servers, seconds: a tenth less and more.
+const CLOCKS: [f64; CLIENTS] = [1.0 / 1.1, 1.1, 1.0];
 /// Simulated time after which a run makes no progress any more.
 const TIME_MAX: Duration = Duration::from_secs(600);
 /// In each directory: a name that stands for one file or another.
@@ -44,6 +46,8 @@ struct Broken {
     server: Option<Sabotage>,
     /// Clients believe the owner of a file alone.
     believes_owner: bool,
+    /// Their clocks drift further than leases bear.
+    drifts: bool,
 }
 
 fn pick(below: u64) -> u64 {
@@ -513,16 +517,21 @@ async fn run(broken: Broken) -> std::result::Result<u64, String> {
     for number in 0..SERVERS {
         servers.start(number).await;
     }
+    let scopes = if broken.drifts { [0.6; CLIENTS] } else { CLOCKS }.map(Scope::with_clock);
     let mut clients = Vec::new();
-    for number in 0..CLIENTS {
-        let client = Client::mount(&servers.network, &placement, (number, root), broken).await;
-        clients.push(client);
+    for (number, scope) in scopes.iter().enumerate() {
+        let (servers, placement, (tell, mounted)) =
+            (servers.clone(), placement.clone(), oneshot::channel());
+        scope.spawn_on(&ExecutorHandle::current(), async move {
+            let mount = Client::mount(&servers.network, &placement, (number, root), broken);
+            let _ = tell.send(mount.await); // it is waited for
+        });
+        clients.push(mounted.await.map_err(|_| "a client died while it mounted")?);
     }
     servers.network.set_weather(Weather { break_one_in: Some(400), ..Weather::default() });
     let (stopped, tormented) = (Arc::new(AtomicBool::new(false)), servers.clone());
     let stops = stopped.clone();
     dray_rt::spawn(async move { torment(&tormented, &stops).await });
-    let scopes: Vec<Scope> = clients.iter().map(|_| Scope::new()).collect();
     let mut ends = Vec::new();
     for (client, scope) in clients.iter().zip(&scopes) {
         let (client, work, servers) = (client.clone(), work.clone(), servers.clone());
@@ -591,4 +600,9 @@ fn who_believes_the_owner_of_a_file_alone_sees_old_attributes() {
 #[test]
 fn what_another_server_changes_and_is_leased_meanwhile() {
     is_found_out(Broken { server: Some(Sabotage::LeaseHolds), ..Broken::default() });
+}
+
+#[test]
+fn clocks_that_drift_further_than_the_leases_of_several_servers_bear() {
+    is_found_out(Broken { drifts: true, ..Broken::default() });
 }

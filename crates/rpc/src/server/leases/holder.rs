@@ -33,8 +33,8 @@ pub(crate) struct LeaseHolder {
     session: Weak<ServerSession>,
     /// Which session, for people.
     host: String,
-    /// When the last call arrived: whole milliseconds of the clock.
-    contact_ms: AtomicU64,
+    /// When the last call arrived: nanoseconds of the clock.
+    contact: AtomicU64,
     /// Counted up when all leases have ended.
     epoch: AtomicU32,
     next_recall: AtomicU64,
@@ -91,7 +91,7 @@ impl LeaseHolder {
             leases_max: table.session_leases_max,
             session,
             host: host.to_owned(),
-            contact_ms: AtomicU64::new(now_ms()),
+            contact: AtomicU64::new(now().as_nanos()),
             epoch: AtomicU32::new(1),
             next_recall: AtomicU64::new(1),
             counts: RecallCounts::default(),
@@ -110,13 +110,12 @@ impl LeaseHolder {
 
     /// A call has arrived.
     pub(crate) fn heard(&self) {
-        self.contact_ms.store(now_ms(), Ordering::Relaxed);
+        self.contact.store(now().as_nanos(), Ordering::Relaxed);
     }
 
     /// From then on the client believes nothing any more, if it is not heard of.
     fn believes_until(&self) -> Instant {
-        let contact = Instant::from_nanos(self.contact_ms.load(Ordering::Relaxed) * 1_000_000);
-        contact + self.wait
+        Instant::from_nanos(self.contact.load(Ordering::Relaxed)) + self.wait
     }
 
     /// The leases and recalls of the session.
@@ -351,10 +350,6 @@ impl LeaseHolder {
     }
 }
 
-fn now_ms() -> u64 {
-    now().as_nanos() / 1_000_000
-}
-
 /// False: the connection has as many notices waiting as it may.
 fn send(connection: &dyn Connection, recall: &RecallMessage) -> bool {
     let mut message = Vec::new();
@@ -366,5 +361,26 @@ fn send(connection: &dyn Connection, recall: &RecallMessage) -> bool {
             connection.flush();
             true
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dray_rt::{DriverKind, Executor};
+
+    use super::*;
+    use crate::server::options::ServerOptions;
+
+    /// A tenth of the term is for clocks that drift, and no part of it for how time is noted.
+    // proves: P295
+    #[test]
+    fn a_client_believes_until_a_term_and_a_tenth_after_its_last_call_and_not_a_moment_less() {
+        Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
+            let table = Arc::new(LeaseTable::new(&ServerOptions::default()));
+            let holder = LeaseHolder::new(&table, Weak::new(), "host");
+            sleep(Duration::from_nanos(1_999_999)).await;
+            holder.heard();
+            assert_eq!(holder.believes_until() - now(), Duration::from_millis(5_500));
+        });
     }
 }

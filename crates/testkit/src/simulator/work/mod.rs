@@ -124,6 +124,12 @@ impl WorkloadKind {
         self == WorkloadKind::Leased
     }
 
+    /// What the clocks of clients count in a second of the server, in turn, seconds. Leases bear that it counts a
+    /// tenth more than theirs.
+    pub(super) fn clocks(self) -> [f64; 3] {
+        if self.leases() { [1.0 / 1.1, 1.0, 1.1] } else { [1.0; 3] }
+    }
+
     /// What faults of a run wait for is so many times as long. Changes wait for leases after each
     /// death of the server.
     pub(super) fn slowness(self) -> u32 {
