@@ -17,7 +17,8 @@ pub async fn client(address: &Address, export: &str) -> CommandResult<RemoteFs> 
 
 /// The same with leases.
 pub async fn leased_client(address: &Address, export: &str) -> CommandResult<RemoteFs> {
-    connect(address, export, LeaseWish::Yes { callers_are_checked: true }).await
+    connect(address, export, LeaseWish::Yes { callers_are_checked: true, keeps_writes: false })
+        .await
 }
 
 async fn connect(address: &Address, export: &str, leases: LeaseWish) -> CommandResult<RemoteFs> {

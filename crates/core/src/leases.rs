@@ -17,8 +17,11 @@ impl LeaseKinds {
     pub const ATTRIBUTES: LeaseKinds = LeaseKinds(1);
     /// Of a directory: each name in it, also that a name is absent.
     pub const NAMES: LeaseKinds = LeaseKinds(2);
+    /// The right to keep what is written to a file, for a while: data, size and times of change. One session has
+    /// it (ADR 0053).
+    pub const WRITE: LeaseKinds = LeaseKinds(4);
     /// Every kind.
-    pub const ALL: LeaseKinds = LeaseKinds(3);
+    pub const ALL: LeaseKinds = LeaseKinds(7);
 
     /// A number for the set.
     pub const fn bits(self) -> u8 {
@@ -60,7 +63,11 @@ impl BitOr for LeaseKinds {
 
 impl fmt::Debug for LeaseKinds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kinds = [(LeaseKinds::ATTRIBUTES, "attributes"), (LeaseKinds::NAMES, "names")];
+        let kinds = [
+            (LeaseKinds::ATTRIBUTES, "attributes"),
+            (LeaseKinds::NAMES, "names"),
+            (LeaseKinds::WRITE, "write"),
+        ];
         let shown = kinds.into_iter().filter(|(kind, _)| self.contains(*kind));
         f.debug_set().entries(shown.map(|(_, name)| name)).finish()
     }
@@ -158,13 +165,13 @@ mod tests {
     #[test]
     fn kinds_are_a_set_and_each_set_has_its_number() {
         let both = LeaseKinds::ATTRIBUTES | LeaseKinds::NAMES;
-        assert!(both.contains(LeaseKinds::NAMES) && both == LeaseKinds::ALL);
+        assert!(both.contains(LeaseKinds::NAMES) && both | LeaseKinds::WRITE == LeaseKinds::ALL);
         assert!(!LeaseKinds::NAMES.contains(both) && LeaseKinds::NONE.is_empty());
         assert_eq!(both.without(LeaseKinds::NAMES), LeaseKinds::ATTRIBUTES);
-        for bits in 0..=3 {
+        for bits in 0..=7 {
             assert_eq!(LeaseKinds::from_bits(bits).map(LeaseKinds::bits), Some(bits));
         }
-        assert_eq!(LeaseKinds::from_bits(4), None);
+        assert_eq!(LeaseKinds::from_bits(8), None);
     }
 
     #[test]

@@ -72,6 +72,7 @@ ops! {
     Learn "learn" false,
     Hold "hold" false,
     Release "release" false,
+    WriteBack "write_back" true,
 }
 
 impl Op {
@@ -81,7 +82,7 @@ impl Op {
     /// Whether it moves data of a file.
     pub fn moves_data(self) -> bool {
         match self {
-            Op::Read | Op::Write | Op::CopyRange | Op::Put => true,
+            Op::Read | Op::Write | Op::CopyRange | Op::Put | Op::WriteBack => true,
             Op::Lookup
             | Op::Parent
             | Op::Getattr

@@ -58,7 +58,8 @@ fn wrapped(text: &str) -> String {
 }
 
 /// Kinds that seeds do not choose from.
-const BESIDE: [WorkloadKind; 2] = [WorkloadKind::Interleaved, WorkloadKind::Leased];
+const BESIDE: [WorkloadKind; 3] =
+    [WorkloadKind::Interleaved, WorkloadKind::Leased, WorkloadKind::Kept];
 
 /// A client leaves, and the power is lost: a kind of run of its own.
 const LEAVING: &str = "leaving";
@@ -77,7 +78,7 @@ struct Wanted {
     log: bool,
 }
 
-const SABOTAGES: [(&str, Sabotage); 35] = [
+const SABOTAGES: [(&str, Sabotage); 38] = [
     ("fence", Sabotage::ConnectionFence),
     ("locks", Sabotage::Locks),
     ("closes", Sabotage::Closes),
@@ -113,6 +114,9 @@ const SABOTAGES: [(&str, Sabotage); 35] = [
     ("lease-fences", Sabotage::LeaseFences),
     ("lease-restart", Sabotage::LeaseRestart),
     ("lease-room", Sabotage::LeaseRoom),
+    ("write-lease-recalls", Sabotage::WriteLeaseRecalls),
+    ("write-lease-restart", Sabotage::WriteLeaseRestart),
+    ("dirty-over-newer", Sabotage::DirtyOverNewer),
 ];
 
 /// What is called so, of an operation or as a whole.

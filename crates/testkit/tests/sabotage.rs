@@ -149,6 +149,26 @@ fn what_is_asked_back_to_make_room_and_leased_anew() {
     found_out(Sabotage::LeaseRoom, &LEASED, "no order");
 }
 
+const KEPT: [Run; 1] = [Run::Of(WorkloadKind::Kept)];
+
+// proves: P257
+#[test]
+fn write_leases_that_are_not_asked_back() {
+    found_out(Sabotage::WriteLeaseRecalls, &KEPT, "");
+}
+
+// proves: P259
+#[test]
+fn what_was_kept_is_written_over_what_is_newer() {
+    found_out(Sabotage::DirtyOverNewer, &KEPT, "no order");
+}
+
+// proves: P260
+#[test]
+fn a_server_that_does_not_wait_for_what_was_kept() {
+    found_out(Sabotage::WriteLeaseRestart, &KEPT, "");
+}
+
 // proves: P215
 #[test]
 fn who_does_not_answer_a_recall_and_keeps_its_leases() {

@@ -85,6 +85,15 @@ fn what_is_leased_is_never_stale() {
     }
 }
 
+/// With clients that are cut off for longer than their leases, servers that die, and clients that crash.
+// proves: P257, P259, P260
+#[test]
+fn what_is_kept_is_seen_by_all_or_reported() {
+    for seed in 0..60 {
+        run_of(WorkloadKind::Kept, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
 #[test]
 fn clients_in_turn_agree_with_the_model_whatever_goes_wrong() {
     for seed in 0..100 {

@@ -68,7 +68,7 @@ impl Lane {
             | Reopen | Hold | Release => Lane::Looks,
             // On ext4 and others a search for data waits for a writer.
             Read | Seek => Lane::Reads,
-            Write | Allocate | CopyRange | Put | Redo => Lane::Writes,
+            Write | WriteBack | Allocate | CopyRange | Put | Redo => Lane::Writes,
             Sync | SyncAll | Flush => Lane::Syncs,
             Close => Lane::Closes,
             Setattr | Make | Remove | Rename | Link | Create | Tmpfile | Setxattr | Removexattr

@@ -394,7 +394,7 @@ impl Mount {
 fn lease_wish(wanted: bool) -> LeaseWish {
     match wanted {
         // The kernel checks every caller, or all callers are one user.
-        true => LeaseWish::Yes { callers_are_checked: true },
+        true => LeaseWish::Yes { callers_are_checked: true, keeps_writes: false },
         false => LeaseWish::No,
     }
 }

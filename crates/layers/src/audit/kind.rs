@@ -102,7 +102,7 @@ impl AuditKind {
             Op::Lookup | Op::Parent => AuditKind::Lookup,
             Op::Access => AuditKind::Access,
             Op::Read | Op::Seek => AuditKind::Read,
-            Op::Write => AuditKind::Write,
+            Op::Write | Op::WriteBack => AuditKind::Write,
             Op::Readdir => AuditKind::Readdir,
             Op::Getattr | Op::GetFlags | Op::GetXflags => AuditKind::Getattr,
             Op::Readlink => AuditKind::Readlink,

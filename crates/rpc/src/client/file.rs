@@ -1,8 +1,8 @@
 //! `OpenFile` at the client end. A file that the server has lost is opened again when it is used.
 
 use std::any::Any;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 
 use dray_core::{
     Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, Fate, FileId, Fut, Io,
@@ -36,6 +36,8 @@ pub(crate) struct RemoteFile {
     writer: LoggedWriter,
     /// Something was written through it.
     was_written: AtomicBool,
+    /// Itself, if writes through it may be kept.
+    me: OnceLock<Weak<RemoteFile>>,
 }
 
 impl RemoteFile {
@@ -52,7 +54,8 @@ impl RemoteFile {
         let ticket = (ticket.or_else(|| session.link.files.ticket(handle)), renewed);
         let (at_open, closed) = (at_open.map(Box::new), AtomicBool::new(false));
         let (writer, was_written) = (LoggedWriter::new(id), AtomicBool::new(false));
-        RemoteFile { session, id, handle, how, ticket, at_open, closed, writer, was_written }
+        let me = OnceLock::new();
+        RemoteFile { session, id, handle, how, ticket, at_open, closed, writer, was_written, me }
     }
 
     /// The file was opened in `session_state`. Where another epoch of the server has been met
@@ -76,6 +79,18 @@ impl RemoteFile {
             }
         }
         Ok(self)
+    }
+
+    /// Shared, so that writes through it may be kept.
+    pub(crate) fn shared(self) -> Arc<RemoteFile> {
+        let file = Arc::new(self);
+        let _ = file.me.set(Arc::downgrade(&file)); // nobody else does
+        file
+    }
+
+    /// Itself. None: writes through it are not kept.
+    pub(crate) fn me(&self) -> Option<Arc<RemoteFile>> {
+        self.me.get()?.upgrade()
     }
 
     /// A file that a process before this one opened, and may have written.
@@ -108,7 +123,7 @@ impl RemoteFile {
     }
 
     /// As [`Self::changed`]. With `is_durable`, the change was synced as it was made.
-    fn written(
+    pub(super) fn written(
         &self,
         cx: &Context,
         made: ReplyInfo,
@@ -284,6 +299,15 @@ impl OpenFile for RemoteFile {
     }
 
     fn read<'a>(&'a self, cx: &'a Context, at: u64, into: BufMut) -> Fut<'a, Io<BufMut>> {
+        if let Some(kept) = self.session.link.kept.find(self.id) {
+            return Box::pin(async move {
+                kept.settle().await;
+                match into.is_empty() {
+                    true => self.read_whole(cx, at, into).await,
+                    false => self.read_behind(cx, at, into).await,
+                }
+            });
+        }
         if !into.is_empty() {
             return Box::pin(self.read_behind(cx, at, into));
         }
@@ -295,6 +319,9 @@ impl OpenFile for RemoteFile {
 
     fn write<'a>(&'a self, cx: &'a Context, how: Write, from: Buf) -> Fut<'a, Result<usize>> {
         Box::pin(async move {
+            if let Some(kept) = self.write_kept(cx, how, &from).await {
+                return kept;
+            }
             let call = Call::Write { handle: self.handle, how };
             let (written, made) = self.change::<u32>(cx, call, Some(from.clone())).await?;
             let written = believable(u64::from(written), from.len() as u64)? as usize;
@@ -318,6 +345,7 @@ impl OpenFile for RemoteFile {
             if let Some(page) = leases.listing(self.id, (cookie, max_bytes as usize), plus) {
                 return Ok(page);
             }
+            self.session.link.kept.settle_all().await; // the page may show them
             let (held, asked) = (leases.held(self.id), leases.asking());
             // A page is larger than a head may be: it comes as data.
             let call = Call::Readdir { handle: self.handle, cookie, max_bytes, plus };
@@ -343,6 +371,7 @@ impl OpenFile for RemoteFile {
     fn getattr<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<Attr>> {
         Box::pin(async move {
             let link = &self.session.link;
+            link.kept.settle(self.id).await;
             if let Some(attr) = link.leases.getattr(self.id)
                 && !link.held.concerns(self.handle)
             {
@@ -358,6 +387,7 @@ impl OpenFile for RemoteFile {
     fn setattr<'a>(&'a self, cx: &'a Context, set: SetAttr) -> Fut<'a, Result<Attr>> {
         let call = Call::Setattr { id: self.id, handle: Some(self.handle), set };
         Box::pin(async move {
+            self.changes_past_kept().await;
             let slot = self.session.take_slot(cx, SlotPurpose::Names).await?;
             let answer = self.answer(cx, &call, Some(&slot), (None, None)).await?;
             let CallAnswer::<Attr> { value: attr, made, change: own, .. } = answer;
@@ -370,7 +400,9 @@ impl OpenFile for RemoteFile {
 
     fn flush<'a>(&'a self, cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>> {
         Box::pin(async move {
+            let kept = self.session.link.kept.close(self.id).await;
             let given_up = self.give_up_locks(cx, owner).await;
+            kept?;
             // A loss is reported also where the server cannot be asked: the locks follow.
             self.loss_to_report(Op::Flush)?;
             given_up
@@ -379,6 +411,7 @@ impl OpenFile for RemoteFile {
 
     fn sync<'a>(&'a self, cx: &'a Context, data_only: bool) -> Fut<'a, Result<()>> {
         Box::pin(async move {
+            self.settle_kept().await?;
             let call = Call::Sync { handle: self.handle, data_only };
             let unsynced = &self.session.link.unsynced;
             let synced = self.send(cx, &call, None, (None, None)).await;
@@ -393,6 +426,7 @@ impl OpenFile for RemoteFile {
 
     fn allocate<'a>(&'a self, cx: &'a Context, what: Allocate) -> Fut<'a, Result<()>> {
         Box::pin(async move {
+            self.changes_past_kept().await;
             let call = Call::Allocate { handle: self.handle, what };
             let ((), made) = self.change(cx, call, None).await?;
             let Allocate { flags, at, len_bytes } = what;
@@ -404,7 +438,10 @@ impl OpenFile for RemoteFile {
     }
 
     fn seek<'a>(&'a self, cx: &'a Context, at: u64, what: Seek) -> Fut<'a, Result<u64>> {
-        Box::pin(self.ask(cx, Call::Seek { handle: self.handle, at, what }))
+        Box::pin(async move {
+            self.session.link.kept.settle(self.id).await;
+            self.ask(cx, Call::Seek { handle: self.handle, at, what }).await
+        })
     }
 
     fn copy_range<'a>(
@@ -419,6 +456,8 @@ impl OpenFile for RemoteFile {
             let to = to.as_any().downcast_ref::<RemoteFile>();
             let to = to.filter(|to| Arc::ptr_eq(&to.session, &self.session));
             let Some(to) = to else { return Err(Error::new(Errno::EXDEV).during(Op::CopyRange)) };
+            self.session.link.kept.settle(self.id).await;
+            to.changes_past_kept().await;
             let call = Call::CopyRange { handle: self.handle, at, to: to.handle, to_at, len_bytes };
             let slot = self.session.take_slot(cx, SlotPurpose::Data).await?;
             let (copied, made) = self.send(cx, &call, Some(&slot), (None, Some(to))).await?;
@@ -441,6 +480,7 @@ impl OpenFile for RemoteFile {
 
     fn set_flags<'a>(&'a self, cx: &'a Context, flags: u32) -> Fut<'a, Result<()>> {
         Box::pin(async move {
+            self.changes_past_kept().await;
             let call = Call::SetFlags { handle: self.handle, flags };
             let ((), made) = self.change(cx, call, None).await?;
             self.changed(cx, made, None, &[]);
@@ -454,6 +494,7 @@ impl OpenFile for RemoteFile {
 
     fn set_xflags<'a>(&'a self, cx: &'a Context, set: Xflags) -> Fut<'a, Result<()>> {
         Box::pin(async move {
+            self.changes_past_kept().await;
             let call = Call::SetXflags { handle: self.handle, set };
             let ((), made) = self.change(cx, call, None).await?;
             self.changed(cx, made, None, &[]);
@@ -463,6 +504,7 @@ impl OpenFile for RemoteFile {
 
     fn close<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {
         Box::pin(async move {
+            let kept = self.session.link.kept.close(self.id).await;
             let before = self.closed.swap(true, Ordering::Relaxed);
             let closed = match before || self.session.link.files.leave(self.handle) {
                 true => self.close_at_server(cx).await,
@@ -476,7 +518,7 @@ impl OpenFile for RemoteFile {
                 Err(error) => Err(error),
             };
             unsynced.writer_closed(&self.writer);
-            closed.and(loss)
+            kept.and(closed).and(loss)
         })
     }
 }

@@ -71,7 +71,9 @@ const fn without(op: Op) -> Without {
         | Op::Redo => Without::Never,
         Op::GetXflags | Op::SetXflags => Without::Fails(Errno::ENOTTY),
         Op::Learn | Op::Hold | Op::Release => Without::Fails(Errno::ENOTSUP),
-        Op::Reopen | Op::Declare | Op::LookupOpen | Op::OpenNamed => Without::OtherCalls,
+        Op::Reopen | Op::Declare | Op::LookupOpen | Op::OpenNamed | Op::WriteBack => {
+            Without::OtherCalls
+        }
     }
 }
 
@@ -158,6 +160,7 @@ impl RemoteFs {
     /// Looks a name up at the server, and opens nothing.
     async fn lookup_alone(&self, cx: &Context, dir: FileId, name: &Name) -> Result<Entry> {
         let leases = &self.session.link.leases;
+        self.session.link.kept.settle_all().await; // the file may be one of them
         let asked = leases.asking();
         let answer = self.ask(cx, Call::Lookup { dir, name: name.as_bytes() }).await;
         leases.looked_up(asked, (cx, dir, name), answer)
@@ -242,7 +245,7 @@ impl FileSystem for RemoteFs {
                 self.found_here(cx, dir, outcome.as_ref().ok());
                 return outcome;
             }
-            if cx.pid.0 == 0 || cx.only_looks || !link.opens_ahead() {
+            if cx.pid.0 == 0 || cx.only_looks || !link.opens_ahead() || link.kept.has_any() {
                 return self.lookup_alone(cx, dir, name).await;
             }
             let handle = link.handle_of(cx);
@@ -275,6 +278,7 @@ impl FileSystem for RemoteFs {
             // A thread that looks at a file that it looked up does not open it now.
             let link = &self.session.link;
             self.close_surplus(link.open_ahead.passed_over(cx));
+            link.kept.settle(id).await;
             if let Some(attr) = link.leases.getattr(id) {
                 return Ok(attr);
             }
@@ -286,6 +290,7 @@ impl FileSystem for RemoteFs {
 
     fn setattr<'a>(&'a self, cx: &'a Context, id: FileId, set: SetAttr) -> Fut<'a, Result<Attr>> {
         Box::pin(async move {
+            self.session.link.kept.changes_past(id).await;
             let call = Call::Setattr { id, handle: None, set };
             let (attr, made, own): (Attr, _, _) = self.change_leased(cx, call).await?;
             for change in changes_of(set, &attr) {
@@ -339,6 +344,7 @@ impl FileSystem for RemoteFs {
     ) -> Fut<'a, Result<()>> {
         Box::pin(async move {
             let name = name.as_bytes();
+            self.session.link.kept.names_change().await;
             self.session.close_all_ahead();
             self.session.send_closes();
             let ((), made) = self.change(cx, Call::Remove { dir, name, kind }).await?;
@@ -357,6 +363,7 @@ impl FileSystem for RemoteFs {
         Box::pin(async move {
             let ((from, from_name), (to, to_name)) =
                 ((from.0, from.1.as_bytes()), (to.0, to.1.as_bytes()));
+            self.session.link.kept.names_change().await;
             self.session.close_all_ahead();
             self.session.send_closes();
             let moved = self.session.link.unsynced.expected_name(from, from_name);
@@ -380,6 +387,7 @@ impl FileSystem for RemoteFs {
         name: &'a Name,
     ) -> Fut<'a, Result<Entry>> {
         Box::pin(async move {
+            self.session.link.kept.changes_past(id).await;
             let call = Call::Link { id, dir, name: name.as_bytes() };
             let (entry, made, change): (Entry, _, _) = self.change_leased(cx, call).await?;
             self.name_changed((dir, name.as_bytes()), made, ExpectedName::File(entry.id));
@@ -441,10 +449,15 @@ impl FileSystem for RemoteFs {
         how: CreateHow,
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
         Box::pin(async move {
-            let handle = self.session.link.handle_of(cx);
+            let link = &self.session.link;
+            if !how.exclusive {
+                link.kept.settle_all().await; // the file may be there
+            }
+            let (handle, asked) = (link.handle_of(cx), link.kept.asking());
             let call = Call::Create { dir, name: name.as_bytes(), how, handle };
             let ((entry, no_capability), made, change): ((Entry, bool), _, _) =
                 self.change_leased(cx, call).await?;
+            self.may_keep(asked, entry.id, made, Some(&entry.attr));
             self.name_changed((dir, name.as_bytes()), made, ExpectedName::File(entry.id));
             let entry = self.session.link.leases.named(change, (cx, dir, name), entry);
             self.made(cx, (entry, no_capability), (handle, how.open), made).await
@@ -458,9 +471,11 @@ impl FileSystem for RemoteFs {
         how: CreateHow,
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
         Box::pin(async move {
-            let handle = self.session.link.handle_of(cx);
+            let link = &self.session.link;
+            let (handle, asked) = (link.handle_of(cx), link.kept.asking());
             let call = Call::Tmpfile { dir, how, handle };
             let ((entry, no_capability), made): ((Entry, bool), _) = self.change(cx, call).await?;
+            self.may_keep(asked, entry.id, made, Some(&entry.attr));
             let answer = (self.without_lease(entry), no_capability);
             self.made(cx, answer, (handle, how.open), made).await
         })
@@ -476,6 +491,7 @@ impl FileSystem for RemoteFs {
     ) -> Fut<'a, Result<()>> {
         Box::pin(async move {
             must_fit_one_call(&data)?;
+            self.session.link.kept.settle_all().await; // the file may be there
             match self.put_whole(cx, (dir, name), mode, data.clone()).await {
                 // A server of an earlier version does not know the call.
                 Err(error) if error.errno() == Errno::ENOTSUP => {
@@ -495,7 +511,10 @@ impl FileSystem for RemoteFs {
     }
 
     fn sync_all<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {
-        Box::pin(self.session.sync_all(cx))
+        Box::pin(async move {
+            self.session.link.kept.settle_all().await;
+            self.session.sync_all(cx).await
+        })
     }
 
     fn getxattr<'a>(
@@ -525,6 +544,7 @@ impl FileSystem for RemoteFs {
         how: XattrSet,
     ) -> Fut<'a, Result<()>> {
         Box::pin(async move {
+            self.session.link.kept.changes_past(id).await;
             let ((), made) = self.change(cx, Call::Setxattr { id, name, value, how }).await?;
             self.changed(cx, id, made, None);
             Ok(())
@@ -551,6 +571,7 @@ impl FileSystem for RemoteFs {
         name: &'a [u8],
     ) -> Fut<'a, Result<()>> {
         Box::pin(async move {
+            self.session.link.kept.changes_past(id).await;
             let ((), made) = self.change(cx, Call::Removexattr { id, name }).await?;
             self.changed(cx, id, made, None);
             Ok(())

@@ -13,6 +13,7 @@ use crate::client::adaptive_choice::AdaptiveChoice;
 use crate::client::channel::{Channel, ChannelStats};
 use crate::client::connect_error::ConnectError;
 use crate::client::durability::UnsyncedStatus;
+use crate::client::kept_writes::KeptWritesStatus;
 use crate::client::leases::{LeaseMemoryStatus, LeaseShare, LeaseWish};
 use crate::client::link::{Link, ServerEnd};
 use crate::client::memory::SessionMemory;
@@ -109,6 +110,8 @@ pub struct SessionStatus {
     pub open_ahead: OpenAheadStats,
     /// Answers that the server leases; none if the session wants no leases.
     pub leases: Option<LeaseMemoryStatus>,
+    /// Writes that the session keeps; none if it wants no write leases.
+    pub kept_writes: Option<KeptWritesStatus>,
 }
 
 thread_local! {
@@ -368,6 +371,7 @@ impl ClientSession {
             unsynced: self.link.unsynced.status(),
             open_ahead: self.link.open_ahead.stats(),
             leases: self.link.leases.status(),
+            kept_writes: self.link.kept.status(),
         }
     }
 

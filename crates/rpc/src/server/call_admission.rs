@@ -189,6 +189,9 @@ fn parts<'a>(
         Call::Read { handle, len_bytes, .. } => sized(handle, len_bytes.into()),
         Call::Readdir { handle, max_bytes, .. } => sized(handle, max_bytes.into()),
         Call::Write { handle, .. } => sized(handle, data_bytes),
+        Call::WriteBack { handle, .. } => {
+            sized(handle, data_bytes).map(|write| ObservedCall { op: Op::Write, ..write })
+        }
         Call::CopyRange { handle, len_bytes, .. } => sized(handle, len_bytes),
         Call::Flush { handle, .. }
         | Call::Sync { handle, .. }

@@ -79,6 +79,9 @@ pub struct Export {
     /// another way than by this server must not matter to them while a lease holds. Nothing is
     /// leased where writes are carried out late.
     pub leases: bool,
+    /// Whether clients may keep what they write for a while, of files that nobody else looks at. `leases` has to be
+    /// on, too.
+    pub write_leases: bool,
     /// Whether the export has the names of a projection whose data are at other servers. Then it
     /// gives files ids of their data.
     pub gives_object_ids: bool,
@@ -97,6 +100,8 @@ pub struct Export {
     pub(crate) lease_table: Option<Arc<LeaseTable>>,
     /// What other servers of the projection are about to change.
     pub(crate) lease_holds: LeaseHolds,
+    /// Clients of before that may have kept what they wrote. No call is carried out before it is written.
+    pub(crate) kept_writes: Grace,
     pub(crate) mappings: Mappings,
     /// The clients that a start of the server waits for. Each export has its own, since the file
     /// system of another one may hang.
@@ -136,6 +141,7 @@ impl Export {
             definition_only: false,
             leases: false,
             outside: Arc::default(),
+            write_leases: false,
             lease_table: None,
             lease_holds: LeaseHolds::default(),
             gives_object_ids: false,
@@ -144,6 +150,7 @@ impl Export {
             group_sync: GroupSync::default(),
             replayed: ReplayedChanges::default(),
             watchers: Watchers::default(),
+            kept_writes: Grace::default(),
             mappings: Mappings::default(),
             pool: BufferPool::new(0, 0),
             grace: Grace::default(),
@@ -160,7 +167,9 @@ impl Export {
     /// With as much of what is counted as a server of these options has for an export.
     pub(super) fn within(self, options: &ServerOptions) -> Export {
         let held = self.definition.is_some().then_some(options.hold_time);
-        let table = || Arc::new(LeaseTable::new(options).of_several_servers(held));
+        // Beside other servers a change is not seen by the one that leases.
+        let writes = self.write_leases && self.definition.is_none();
+        let table = || Arc::new(LeaseTable::new(options, writes).of_several_servers(held));
         Export {
             lease_table: self.may_lease().then(table),
             files: Arc::new(Shares::new(options.open_files_max)),

@@ -111,6 +111,11 @@ impl Reply {
         &mut self.head.changed_files
     }
 
+    /// Says the number of a write lease that is given with it.
+    pub(super) fn lease_writing(&mut self, number: Option<u64>) {
+        self.head.write_lease = number;
+    }
+
     /// Whether the call was carried out.
     pub(super) fn is_success(&self) -> bool {
         self.head.errno == 0

@@ -88,6 +88,12 @@ pub enum Sabotage {
     LeaseHolds,
     /// What is asked back to make room is leased anew before the client's answer, which takes it.
     LeaseRoom,
+    /// Write leases are not asked back.
+    WriteLeaseRecalls,
+    /// What a client kept is written whatever the file is by then.
+    DirtyOverNewer,
+    /// After its start a server does not wait for what clients have kept.
+    WriteLeaseRestart,
 }
 
 /// The promise that is broken in one server.

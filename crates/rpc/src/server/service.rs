@@ -406,7 +406,17 @@ impl Inner {
         if lost {
             export.recovery.begin(awaited.clone(), anybody, lease);
         }
+        if !awaited.is_empty() || anybody {
+            let count = if anybody { "all".to_owned() } else { awaited.len().to_string() };
+            let seconds = lease.as_secs();
+            log::info!("waiting up to {seconds} s for {count} clients to reclaim their locks");
+        }
         export.grace.begin(awaited, anybody, lease);
+        let all = restored.iter().map(|session| session.id).collect();
+        let keeps = export.lease_table.as_ref().filter(|table| table.leases_writes());
+        if let Some(table) = keeps.filter(|_| !options.broken().is(Sabotage::WriteLeaseRestart)) {
+            export.kept_writes.begin(all, anybody, table.wait());
+        }
         if let Some(table) = &export.lease_table {
             let holders = restored.iter().filter_map(ServerSession::assume_leases);
             table.was_leased_to(holders.cloned().collect(), anybody);

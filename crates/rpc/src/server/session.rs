@@ -32,7 +32,7 @@ use crate::server::status::jobs::Questions;
 use crate::server::watchers::PendingNotifications;
 use crate::wire::{
     FEATURE_CHANGED_FILES, FEATURE_CHANGES, FEATURE_JOBS, FEATURE_LEASES, FEATURE_STAMPS,
-    FEATURE_TICKETS, Ticket,
+    FEATURE_TICKETS, FEATURE_WRITE_LEASES, Ticket,
 };
 
 pub(crate) use under_way::{SlottedChange, UnslottedCall};
@@ -173,6 +173,12 @@ impl ServerSession {
     /// Whether the client can be asked for the jobs of its callers.
     pub(crate) fn knows_jobs(&self) -> bool {
         self.features.load(Ordering::Relaxed) & FEATURE_JOBS != 0
+    }
+
+    /// Whether the client may keep what it writes under write leases.
+    pub(crate) fn keeps_writes(&self) -> bool {
+        let wanted = FEATURE_LEASES | FEATURE_WRITE_LEASES;
+        self.features.load(Ordering::Relaxed) & wanted == wanted
     }
 
     /// The session as a holder of leases. None: it has none.

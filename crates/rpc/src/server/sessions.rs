@@ -153,6 +153,7 @@ impl Inner {
         home.unwrap_or_else(ExecutorHandle::current).spawn(async move {
             session.end().await;
             session.export.grace.finish(session.id);
+            session.export.kept_writes.finish(session.id);
             session.export.recovery_window.returned(session.id);
             session.export.recovery.done(session.id);
             let _ = done.send(()); // nobody has to wait for it

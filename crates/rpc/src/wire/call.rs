@@ -8,6 +8,7 @@ use dray_core::{
 use crate::wire::codec::{Input, Malformed, Wire};
 use crate::wire::stamp::Change;
 use crate::wire::ticket::Ticket;
+use crate::wire::write_back::WriteBase;
 
 macro_rules! calls {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? }),* $(,)?) => {
@@ -126,4 +127,17 @@ calls! {
     Hold { number: u64, id: FileId, name: Option<Bytes<'a>> },
     /// Ends it. The answer is 1 if it has lasted until now.
     Release { number: u64 },
+    /// Writes what was kept under the write lease `lease`; the data come along
+    /// (`FEATURE_WRITE_LEASES`). `extents` says where they go, as
+    /// [`put_extents`](crate::wire::put_extents) writes it. The answer is the attributes behind that. Without that
+    /// lease nothing is written unless the file is still as `base` says. Else the answer is `EREMCHG`. With `ends` the
+    /// lease is given back.
+    WriteBack {
+        handle: u64,
+        lease: u64,
+        base: WriteBase,
+        kill_set_id: bool,
+        ends: bool,
+        extents: Bytes<'a>,
+    },
 }

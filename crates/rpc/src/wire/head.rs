@@ -207,6 +207,8 @@ impl NotifyHead {
     pub const PROBE: u8 = 15;
     /// From the server: the answer to [`NotifyHead::PROBE`].
     pub const PRESENT: u8 = 16;
+    /// From the client: it has written what it had kept under write leases when the server returned.
+    pub const WRITTEN_BACK: u8 = 17;
 
     /// Appends kind and head.
     pub fn put_message(&self, out: &mut Vec<u8>) {

@@ -23,6 +23,7 @@ mod stamp;
 mod ticket;
 mod types;
 mod usage;
+mod write_back;
 
 pub use absent_xattrs::{AbsentXattrs, LISTED_XATTRS, get_page, put_page};
 pub use audit::{
@@ -49,6 +50,7 @@ pub use rows::{
 pub use stamp::{Change, FileDurableStamp, Stamp, get_durable_stamps, put_durable_stamp};
 pub use ticket::Ticket;
 pub use usage::{USAGE_MAX, UsageEntry, get_usage, put_usage};
+pub use write_back::{EXTENTS_MAX, WriteBase, get_extents, put_extents};
 
 /// Oldest protocol version that is understood.
 pub const VERSION_MIN: u16 = 1;
@@ -81,6 +83,9 @@ pub const FEATURE_PROBES: u64 = 2048;
 /// Feature: answers to changes have the attributes of changed files beside their results
 /// ([`ReplyHead::changed_files`]), where these are leased. A server without leases leaves the feature out.
 pub const FEATURE_CHANGED_FILES: u64 = 8192;
+/// Feature: `write_back` is understood, and the client may keep what it writes under a write lease, which answers
+/// give with [`ReplyHead::write_lease`]. Where an export gives none, the server leaves the feature out.
+pub const FEATURE_WRITE_LEASES: u64 = 16_384;
 /// How long a hold lasts at most, by the server's clock. A server begins to lease only so long after its start, where
 /// another one may have lost holds with its end.
 pub const HOLD_TIME: Duration = Duration::from_secs(30);
@@ -93,11 +98,12 @@ const OTHER_FEATURES: u64 = FEATURE_STAMPS
     | FEATURE_CHANGES
     | FEATURE_LEASES
     | FEATURE_PROBES
-    | FEATURE_CHANGED_FILES;
+    | FEATURE_CHANGED_FILES
+    | FEATURE_WRITE_LEASES;
 /// All features that this version knows.
 pub const FEATURES: u64 = OTHER_FEATURES | features_of_operations();
 const _: () = assert!(
-    OTHER_FEATURES & features_of_operations() == FEATURE_TICKETS,
+    OTHER_FEATURES & features_of_operations() == FEATURE_TICKETS | FEATURE_WRITE_LEASES,
     "a bit stands for two features"
 );
 /// Among a server's features: its machine has lost power, and it waits for what clients

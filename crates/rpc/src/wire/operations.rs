@@ -10,7 +10,7 @@ use crate::wire::rows::{
     CallRow, Changes, Extent, FileRef, Intent, NameLease, OpRow, Opening, Operand, SessionChange,
     SlotUse, Trace,
 };
-use crate::wire::{Call, FEATURE_TICKETS};
+use crate::wire::{Call, FEATURE_TICKETS, FEATURE_WRITE_LEASES};
 
 impl OpRow {
     /// The row of an operation.
@@ -69,6 +69,10 @@ impl OpRow {
             Op::Setxattr => OpRow { trace: Trace::XattrSet, ..row },
             Op::Removexattr => OpRow { trace: Trace::XattrRemoved, ..row },
             Op::Write => OpRow { takes_data: true, trace: Trace::Written, ..row },
+            // Earlier versions know its intent, that of a write to a place.
+            Op::WriteBack => {
+                OpRow { takes_data: true, trace: Trace::Written, noted_as: Op::Write, ..row }
+            }
             Op::CopyRange => OpRow { trace: Trace::Copied, ..row },
             Op::Put => OpRow { takes_data: true, trace: Trace::Put, ..row },
         }
@@ -131,6 +135,7 @@ pub const fn feature_of(op: Op) -> u64 {
         Op::OpenNamed => FEATURE_OPEN_NAMED,
         Op::Learn => FEATURE_LEARN,
         Op::Hold | Op::Release => FEATURE_HOLDS,
+        Op::WriteBack => FEATURE_WRITE_LEASES,
     }
 }
 
@@ -263,6 +268,12 @@ impl<'a> Call<'a> {
                     .and_about(Operand::Name(dir, name))
             }
             Call::Write { handle, how } => writes(handle, how).about(Operand::Handle(handle)),
+            // Whether it may be made depends on all of the file.
+            Call::WriteBack { handle, .. } => {
+                let file = FileRef::Handle(handle);
+                let intent = Intent::Repeat(file, Extent::All);
+                change(Changes::Data(file, Extent::All), intent).about(Operand::Handle(handle))
+            }
             Call::Allocate { handle, what } => {
                 allocates(handle, what).about(Operand::Handle(handle))
             }

@@ -41,9 +41,11 @@ pub struct ReplyHead {
     /// Files that the call has changed beside the one of its results, as they are behind the change. Their
     /// attributes are leased. At most [`ReplyHead::CHANGED_FILES_MAX`].
     pub changed_files: Vec<(FileId, Attr)>,
+    /// The number of the write lease of the file that was opened. None: there is none.
+    pub write_lease: Option<u64>,
 }
 
-// Bits of the flags. Stamp, ticket, absence and changed files stand between the flags' head and the
+// Bits of the flags. Stamp, ticket, absence, changed files and write lease stand between the flags' head and the
 // results, in this order.
 const UNKNOWN_HANDLE: u16 = 1;
 const SETTLED: u16 = 2;
@@ -54,13 +56,15 @@ const TIMES_YOUNG: u16 = 32;
 const ABSENCE: u16 = 64;
 const UNMET: u16 = 128;
 const CHANGED_FILES: u16 = 256;
+const WRITE_LEASE: u16 = 512;
 
 impl ReplyHead {
     /// The most changed files of one answer: a rename has two directories.
     pub const CHANGED_FILES_MAX: usize = 2;
 
     /// The most that [`ReplyHead::put_message`] appends, without changed files.
-    pub const BYTES_MAX: usize = 10 + Stamp::BYTES + Ticket::BYTES + size_of::<u32>();
+    pub const BYTES_MAX: usize =
+        10 + Stamp::BYTES + Ticket::BYTES + size_of::<u32>() + size_of::<u64>();
 
     /// The head of a successful reply.
     pub fn success(tag: u32) -> ReplyHead {
@@ -76,6 +80,7 @@ impl ReplyHead {
             stamp: None,
             ticket: None,
             changed_files: Vec::new(),
+            write_lease: None,
         }
     }
 
@@ -127,6 +132,7 @@ impl ReplyHead {
             | flag(self.absence.is_some(), ABSENCE)
             | flag(self.unmet, UNMET)
             | flag(!self.changed_files.is_empty(), CHANGED_FILES)
+            | flag(self.write_lease.is_some(), WRITE_LEASE)
     }
 }
 
@@ -143,6 +149,9 @@ impl<'a> Wire<'a> for ReplyHead {
             Ttl::to_number(self.absence).put(out);
         }
         put_changed_files(&self.changed_files, out);
+        if let Some(number) = self.write_lease {
+            number.put(out);
+        }
     }
 
     fn get(input: &mut Input<'a>) -> Result<ReplyHead, Malformed> {
@@ -152,6 +161,7 @@ impl<'a> Wire<'a> for ReplyHead {
         let ticket = if has(TICKET) { Some(input.get()?) } else { None };
         let absence = if has(ABSENCE) { Ttl::from_number(input.get()?) } else { None };
         let changed_files = if has(CHANGED_FILES) { get_changed_files(input)? } else { Vec::new() };
+        let write_lease = if has(WRITE_LEASE) { Some(input.get()?) } else { None };
         let times_known = has(TIMES_PAST) || has(TIMES_YOUNG);
         Ok(ReplyHead {
             tag,
@@ -165,6 +175,7 @@ impl<'a> Wire<'a> for ReplyHead {
             stamp,
             ticket,
             changed_files,
+            write_lease,
         })
     }
 }
@@ -253,7 +264,9 @@ mod tests {
     #[test]
     fn a_reply_that_is_cut_short_is_malformed() {
         let stamp = Some(Stamp { number: 5, at: 4096 });
-        let head = ReplyHead { stamp, ticket: Some(Ticket([9; 16])), ..ReplyHead::success(9) };
+        let (ticket, write_lease) = (Some(Ticket([9; 16])), Some(7));
+        let head = ReplyHead { stamp, ticket, write_lease, ..ReplyHead::success(9) };
+        assert_eq!(again(&head), head);
         let mut message = Vec::new();
         head.put_message(&mut message);
         for length in 0..message.len() {

@@ -45,3 +45,4 @@ mod unslotted;
 mod validity;
 mod versions;
 mod withdrawn;
+mod write_leases;

@@ -14,7 +14,7 @@ use dray_core::{
     Xflags,
 };
 use dray_layers::faults::Fault;
-use dray_rpc::wire::{Call, CallHead};
+use dray_rpc::wire::{Call, CallHead, WriteBase};
 
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o666, exclusive: true };
 /// Time for two calls.
@@ -65,6 +65,14 @@ fn changes(dir: FileId, [f, g]: [FileId; 2]) -> Vec<Call<'static>> {
         Call::Removexattr { id: g, name: b"user.a" },
         Call::Write { handle: 1, how: Write::at(0) },
         Call::Write { handle: 1, how: append },
+        Call::WriteBack {
+            handle: 1,
+            lease: 0,
+            base: WriteBase::default(),
+            kill_set_id: false,
+            ends: true,
+            extents: &[0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0],
+        },
         Call::Allocate { handle: 1, what },
         Call::CopyRange { handle: 1, at: 0, to: 2, to_at: 500, len_bytes: 100 },
         Call::SetFlags { handle: 1, flags: 0x40 },
@@ -107,7 +115,11 @@ fn a_change_without_a_slot_is_refused_and_a_read_is_not() {
             assert!(all.iter().any(|call| call.op() == *op), "{op:?} is left out");
         }
         for call in &all {
-            let data = if matches!(call.op(), Op::Write | Op::Put) { &b"data"[..] } else { b"" };
+            let data = if matches!(call.op(), Op::Write | Op::Put | Op::WriteBack) {
+                &b"data"[..]
+            } else {
+                b""
+            };
             assert_eq!(hand.ask(0, call, data).errno(), Errno::EPROTO.raw(), "{call:?}");
         }
         let (kind, range) = (LockKind::Exclusive, LockRange::ALL);

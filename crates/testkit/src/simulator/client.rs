@@ -20,7 +20,9 @@ use super::machine::EXPORT;
 use crate::step::identity;
 
 /// All callers are root, so it matters to none who checks them.
-const LEASES: LeaseWish = LeaseWish::Yes { callers_are_checked: true };
+fn leases(keeps_writes: bool) -> LeaseWish {
+    LeaseWish::Yes { callers_are_checked: true, keeps_writes }
+}
 
 /// Where a client's process runs.
 pub(super) struct ClientNode {
@@ -69,12 +71,14 @@ pub(super) struct MountHow {
     pub(super) slice: Option<&'static str>,
     /// The client wants leases.
     pub(super) leases: bool,
+    /// The client keeps what it writes under write leases.
+    pub(super) keeps_writes: bool,
 }
 
 impl MountHow {
     /// One that keeps so many bytes, and waits for its one server for ever.
     pub(super) fn keeping(replay_bytes: u64) -> MountHow {
-        MountHow { replay_bytes, limit: None, slice: None, leases: false }
+        MountHow { replay_bytes, limit: None, slice: None, leases: false, keeps_writes: false }
     }
 }
 
@@ -92,7 +96,7 @@ impl SimClient {
         network: &Network,
         name: &str,
         number: usize,
-        MountHow { replay_bytes, limit, slice, leases }: MountHow,
+        MountHow { replay_bytes, limit, slice, leases: has_leases, keeps_writes }: MountHow,
     ) -> SimClient {
         let (export, host) = (slice.unwrap_or(EXPORT).into(), name.into());
         let options = ClientOptions {
@@ -104,7 +108,7 @@ impl SimClient {
             split_min_bytes: 8,
             caches: true,
             counts_on_one_user: false,
-            leases: if leases { LEASES } else { LeaseWish::No },
+            leases: if has_leases { leases(keeps_writes) } else { LeaseWish::No },
             lease_share: None,
             definition: 0,
             group: None,

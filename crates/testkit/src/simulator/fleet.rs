@@ -84,7 +84,8 @@ impl PairKind {
             | WorkloadKind::Copies
             | WorkloadKind::Notified
             | WorkloadKind::Interleaved
-            | WorkloadKind::Leased => self == PairKind::OneMachine,
+            | WorkloadKind::Leased
+            | WorkloadKind::Kept => self == PairKind::OneMachine,
         }
     }
 }

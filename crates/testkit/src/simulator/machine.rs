@@ -72,6 +72,8 @@ struct ServerInstance {
     loss: StateLoss,
     /// The server leases names and attributes.
     leases: bool,
+    /// The server gives write leases.
+    write_leases: bool,
     /// Files that it leases to one session at most.
     session_leases_max: usize,
     deaths: u64,
@@ -130,6 +132,7 @@ impl ServerMachine {
                 boot: 1,
                 loss: StateLoss::Nothing,
                 leases: false,
+                write_leases: false,
                 session_leases_max: usize::MAX,
                 deaths: 0,
                 power_losses: 0,
@@ -148,9 +151,10 @@ impl ServerMachine {
     }
 
     /// Whether servers that start from now on lease names and attributes, and of how many files to one session.
-    pub(super) fn lease(&self, leases: bool, session_leases_max: usize) {
+    pub(super) fn lease(&self, leases: bool, write_leases: bool, session_leases_max: usize) {
         let mut instance = self.instance();
-        (instance.leases, instance.session_leases_max) = (leases, session_leases_max);
+        (instance.leases, instance.write_leases) = (leases, write_leases);
+        instance.session_leases_max = session_leases_max;
     }
 
     /// Starts the server process, which takes over from the one before.
@@ -180,7 +184,10 @@ impl ServerMachine {
             ..ServerOptions::default()
         };
         let mut export = Export::new(EXPORT, below, Vec::new());
-        export.leases = self.instance().leases;
+        (export.leases, export.write_leases) = {
+            let instance = self.instance();
+            (instance.leases, instance.write_leases)
+        };
         let server = Server::new(options, vec![export], Arc::new(self.0.journal.clone()));
         server.restore(loss).await;
         let scope = Scope::new();

@@ -207,7 +207,7 @@ struct World {
 async fn simulate(plan: &RunPlan, sabotage: Option<Sabotage>) -> Outcome<RunReport> {
     let mut world = World::new(plan, sabotage);
     let leases_max = if plan.few_leases { FEW_LEASES } else { usize::MAX };
-    world.machine.lease(plan.kind.leases(), leases_max);
+    world.machine.lease(plan.kind.leases(), plan.kind.keeps_writes(), leases_max);
     world.machine.start().await;
     world.begin_work(plan).await?;
     let mut others = world.of_further_slices(plan);
@@ -300,7 +300,8 @@ impl World {
     async fn add_client(&mut self, number: usize, plan: &RunPlan) -> Outcome<()> {
         let (limit, leases) = (plan.kind.limit(), plan.kind.leases());
         let slice = self.machine.as_pair().map(pair::ServerPair::name);
-        let how = MountHow { replay_bytes: REPLAY_BYTES, limit, slice, leases };
+        let keeps_writes = plan.kind.keeps_writes();
+        let how = MountHow { replay_bytes: REPLAY_BYTES, limit, slice, leases, keeps_writes };
         let name = format!("client{number}");
         let node = ClientNode::with_clock(&self.network, name.clone(), plan.clock(number));
         let network = self.network.clone();

@@ -222,8 +222,12 @@ fn cut_networks(
 ) -> impl Future<Output = ()> + use<> {
     let (network, clients) = (world.network.clone(), plan.clients as u64);
     let fleet = world.machine.as_pair().map(|pair| pair.fleet().clone());
+    // What is kept is in danger only if a client is cut off with it for longer than its lease.
+    let keeps = plan.kind == WorkloadKind::Kept;
+    let every = if keeps { every / 4 } else { every };
     async move {
         while go_on(&stopped, every).await {
+            let cut = if keeps { millis(500, 2500) } else { millis(0, 1500) };
             if let Some(fleet) = &fleet
                 && below(2) == 0
             {
@@ -236,7 +240,7 @@ fn cut_networks(
             let whom = below(clients + 1);
             let whom = if whom == clients { SERVER.to_owned() } else { format!("client{whom}") };
             network.partition(&whom, true);
-            sleep(millis(0, 1500)).await;
+            sleep(cut).await;
             network.partition(&whom, false);
         }
     }

@@ -145,7 +145,7 @@ impl Client {
                 split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
                 caches: false,
                 counts_on_one_user: false,
-                leases: LeaseWish::Yes { callers_are_checked: true },
+                leases: LeaseWish::Yes { callers_are_checked: true, keeps_writes: false },
                 lease_share: Some(LeaseShare { group: group.clone(), member }),
                 definition: 1,
                 group: None,

@@ -152,7 +152,7 @@ async fn leased(servers: Vec<Stack>, placement: &Placement, count: usize) -> Vec
             let memory = SessionMemory::heap();
             memory.set_node(node);
             let options = ClientOptions {
-                leases: LeaseWish::Yes { callers_are_checked: false },
+                leases: LeaseWish::Yes { callers_are_checked: false, keeps_writes: false },
                 lease_share: Some(LeaseShare { group: group.clone(), member }),
                 definition: 1,
                 ..client_options(format!("client{number}"))

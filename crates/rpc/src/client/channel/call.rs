@@ -146,6 +146,8 @@ pub(crate) struct ReplyInfo {
     /// The field [`ReplyHead::times_past`](field@ReplyHead::times_past) of the answer to an
     /// opening.
     pub(crate) times_past: Option<bool>,
+    /// The number of the write lease that the answer to an opening gives.
+    pub(crate) write_lease: Option<u64>,
 }
 
 impl ReplyInfo {
@@ -379,9 +381,16 @@ fn read_reply(
         return Err(CallFailure::Error(error));
     }
     decode(results).map_err(|_| malformed())?;
-    let ReplyHead { times_past, ticket, stamp, .. } = head;
+    let ReplyHead { times_past, ticket, stamp, write_lease, .. } = head;
     let ConnectionEpoch { power_epoch, session_state, .. } = epoch;
-    let made = ReplyInfo { power_epoch, session_state, times_past, ticket, ..ReplyInfo::default() };
+    let made = ReplyInfo {
+        power_epoch,
+        session_state,
+        times_past,
+        ticket,
+        write_lease,
+        ..ReplyInfo::default()
+    };
     Ok(match stamp {
         Some(Stamp { number, at }) => {
             ReplyInfo { stamp: number, at: (at != Stamp::NOWHERE).then_some(at), ..made }

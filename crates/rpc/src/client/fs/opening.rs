@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dray_core::{
-    AtOpen, Context, Entry, Errno, Fate, FileId, Name, Op, OpenFile, OpenHow, Result, SetAttr,
+    AtOpen, Attr, Context, Entry, Errno, Fate, FileId, Name, Op, OpenFile, OpenHow, Result, SetAttr,
 };
 
 use super::RemoteFs;
@@ -11,7 +11,7 @@ use crate::client::channel::ReplyInfo;
 use crate::client::file::RemoteFile;
 use crate::client::link::SessionState;
 use crate::client::open_ahead::{Guess, Surplus};
-use crate::wire::{Call, Change, Ticket};
+use crate::wire::{Call, Change, Ticket, WriteBase};
 
 impl RemoteFs {
     /// An open file, with what its opening answered.
@@ -39,7 +39,7 @@ impl RemoteFs {
             times_past: made.times_past,
         });
         let file = self.changed_file(cx, entry.id, (handle, how), at_open, made);
-        Ok((entry, Arc::new(file.confirmed(cx, made.session_state).await?)))
+        Ok((entry, file.confirmed(cx, made.session_state).await?.shared()))
     }
 
     /// A file that the call just answered opened, and cut or made.
@@ -126,7 +126,13 @@ impl RemoteFs {
         } else if let Some((file, session_state)) = self.opened_ahead(cx, id, how) {
             return Ok(Arc::new(file.confirmed(cx, session_state).await?));
         }
-        let handle = self.session.link.handle_of(cx);
+        let kept = &self.session.link.kept;
+        if how.truncates() {
+            kept.changes_past(id).await;
+        } else {
+            kept.settle(id).await;
+        }
+        let (handle, may_keep) = (self.session.link.handle_of(cx), kept.asking());
         let call = match place {
             Some((dir, name)) => Call::OpenNamed { dir, name: name.as_bytes(), id, how, handle },
             None => Call::Open { id, how, handle, again: false },
@@ -147,7 +153,16 @@ impl RemoteFs {
             let (at_open, made) = self.send(cx, &call, None, None).await?;
             (self.file(id, handle, how, (with_times(at_open, made), made.ticket)), made)
         };
-        Ok(Arc::new(file.confirmed(cx, made.session_state).await?))
+        let seen = file.at_open().map(|seen| seen.attr);
+        self.may_keep(may_keep, id, made, seen.as_ref());
+        Ok(file.confirmed(cx, made.session_state).await?.shared())
+    }
+
+    /// An answer to an opening that was asked for at `asked` may give a write lease. `attr`: the file as it was then.
+    pub(super) fn may_keep(&self, asked: u64, id: FileId, made: ReplyInfo, attr: Option<&Attr>) {
+        if let Some((number, attr)) = made.write_lease.zip(attr) {
+            self.session.link.kept.granted(asked, id, number, WriteBase::of(attr));
+        }
     }
 
     pub(super) fn close_surplus(&self, surplus: Option<Surplus>) {

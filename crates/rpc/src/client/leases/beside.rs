@@ -154,7 +154,7 @@ mod tests {
             let group = LeaseGroup::new(|id| usize::from(id == FILE));
             group.set_root(FileId { ino: 9, generation: 1 });
             let [names, home] = [0, 1].map(|member| {
-                let wish = LeaseWish::Yes { callers_are_checked: true };
+                let wish = LeaseWish::Yes { callers_are_checked: true, keeps_writes: false };
                 let share = LeaseShare { group: group.clone(), member };
                 let leases = LeasedAnswers::new(wish, false, Some(share));
                 leases.welcomed(SessionState { session: 1, instance: 1 }, 0, TERM);

@@ -60,6 +60,8 @@ pub enum LeaseWish {
         /// The front end's kernel checks what each caller may do. If it does not, a remembered name
         /// answers only callers with the identity of the one that asked the server.
         callers_are_checked: bool,
+        /// The session may keep writes for a while (ADR 0053).
+        keeps_writes: bool,
     },
 }
 
@@ -121,7 +123,7 @@ impl LeasedAnswers {
         inherited: bool,
         share: Option<LeaseShare>,
     ) -> LeasedAnswers {
-        let LeaseWish::Yes { callers_are_checked } = wish else { return LeasedAnswers(None) };
+        let LeaseWish::Yes { callers_are_checked, .. } = wish else { return LeasedAnswers(None) };
         let moments = share.as_ref().map_or_else(Arc::default, LeaseShare::moments);
         let leased = Arc::new(Leased {
             callers_are_checked,
@@ -164,6 +166,30 @@ impl LeasedAnswers {
         if let Some(leased) = &self.0 {
             leased.contact.answered(sent);
         }
+    }
+
+    /// How many recalls have come.
+    pub(crate) fn recalls(&self) -> u64 {
+        self.0.as_ref().map_or(0, |leased| leased.changes.recalls())
+    }
+
+    /// Whether what is leased may be believed now.
+    pub(crate) fn are_believed(&self) -> bool {
+        self.active().is_some_and(|leased| leased.rest().is_some())
+    }
+
+    /// Until when, if nothing more is answered. By the clock that counts sleeps.
+    pub(crate) fn believed_until(&self) -> Instant {
+        let rest = self.0.as_ref().map_or(Duration::ZERO, |leased| leased.contact.rest());
+        now_with_sleeps() + rest
+    }
+
+    /// This session changes a file, of which the server hears later.
+    pub(crate) fn file_changes(&self, id: FileId) {
+        let Some(leased) = &self.0 else { return };
+        let key = AnswerKey::of_attributes(id);
+        leased.changes.note(leased.changes.row(key));
+        leased.attributes.forget(key);
     }
 
     /// To be asked before a call is made whose answer may be leased.

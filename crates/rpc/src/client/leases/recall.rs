@@ -81,34 +81,42 @@ impl LeasedAnswers {
         Some(tell)
     }
 
-    /// The server recalls these leases. It is notified when `done` is dropped.
-    pub(crate) fn recalled(&self, items: Vec<RecallItem>, done: RecallDone) {
+    /// The server recalls these leases: they are not believed any more.
+    pub(crate) fn recalled(&self, items: &[RecallItem]) {
         let Some(leased) = &self.0 else { return };
         leased.changes.note_recall();
         items.iter().for_each(|item| leased.forget(item));
         leased.listener.recalled.fetch_add(items.len() as u64, Ordering::Relaxed);
-        leased.listener.pass_on(Recall::Items(items), done);
+    }
+
+    /// Has what is above forget them, too. The server is notified when `done` is dropped.
+    pub(crate) fn pass_on(&self, items: Vec<RecallItem>, done: RecallDone) {
+        if let Some(leased) = &self.0 {
+            leased.listener.pass_on(Recall::Items(items), done);
+        }
     }
 
     /// A server has welcomed the session. To be said before any call is sent on that connection.
-    /// `term`: of its leases; zero if it leases nothing.
-    pub(crate) fn welcomed(&self, session_state: SessionState, epoch: u32, term: Duration) {
-        let Some(leased) = &self.0 else { return };
+    /// `term`: of its leases; zero if it leases nothing. True: all leases of before have ended.
+    pub(crate) fn welcomed(&self, session_state: SessionState, epoch: u32, term: Duration) -> bool {
+        let Some(leased) = &self.0 else { return false };
         let lessor = Lessor { session_state, epoch };
         let mut state = leased.listener.lock();
         let before = state.lessor;
         let same = |before: Lessor| before.session_state == session_state;
         // A connection that was welcomed before all of them were ended is over.
         if before.is_some_and(|before| same(before) && before.epoch > epoch) {
-            return;
+            return false;
         }
         state.lessor = Some(lessor);
-        if before.is_some_and(|before| before != lessor) {
+        let have_ended = before.is_some_and(|before| before != lessor);
+        if have_ended {
             leased.forget_all();
             drop(state);
             leased.listener.pass_on(Recall::All, RecallDone::unawaited());
         }
         leased.contact.set_term(term);
+        have_ended
     }
 
     /// The session has ended for good: nothing is answered any more.

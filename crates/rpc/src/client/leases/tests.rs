@@ -39,7 +39,8 @@ fn caller(uid: u32) -> Context {
 
 /// The memory of a session that was just in contact.
 fn in_contact(callers_are_checked: bool) -> LeasedAnswers {
-    let leases = LeasedAnswers::new(LeaseWish::Yes { callers_are_checked }, false, None);
+    let wish = LeaseWish::Yes { callers_are_checked, keeps_writes: false };
+    let leases = LeasedAnswers::new(wish, false, None);
     leases.welcomed(SessionState { session: 1, instance: 1 }, 0, TERM);
     leases.answered(leases.sent().unwrap());
     leases
@@ -59,6 +60,11 @@ fn look_up(leases: &LeasedAnswers, cx: &Context, text: &str, found: FileId) -> E
 fn known(leases: &LeasedAnswers) -> (bool, bool) {
     let cx = Context::system();
     (leases.lookup(&cx, DIR, name("f")).is_some(), leases.getattr(FILE).is_some())
+}
+
+fn take_recall(leases: &LeasedAnswers, items: Vec<RecallItem>, done: RecallDone) {
+    leases.recalled(&items);
+    leases.pass_on(items, done);
 }
 
 fn item(id: FileId, kinds: LeaseKinds, text: Option<&str>) -> RecallItem {
@@ -140,7 +146,7 @@ fn a_recall_reaches_what_is_remembered_and_what_is_on_its_way() {
             let (leases, cx) = (in_contact(true), Context::system());
             let asked = leases.asking();
             look_up(&leases, &cx, "f", FILE);
-            leases.recalled(vec![recalled], RecallDone::unawaited());
+            take_recall(&leases, vec![recalled], RecallDone::unawaited());
             assert_eq!(known(&leases), left);
             // The answer was on its way.
             let late = leases.looked_up(asked, (&cx, DIR, name("f")), Ok(leased(FILE))).unwrap();
@@ -157,7 +163,7 @@ fn a_recall_reaches_what_is_remembered_and_what_is_on_its_way() {
 fn a_listener_hears_of_recalls_and_says_when_they_are_done() {
     simulate(async {
         for inherited in [false, true] {
-            let wish = LeaseWish::Yes { callers_are_checked: true };
+            let wish = LeaseWish::Yes { callers_are_checked: true, keeps_writes: false };
             let leases = LeasedAnswers::new(wish, inherited, None);
             let (done, heard) = (Arc::new(AtomicU64::new(0)), Arc::new(Mutex::new(Vec::new())));
             let recall = || {
@@ -165,7 +171,7 @@ fn a_listener_hears_of_recalls_and_says_when_they_are_done() {
                 let done = RecallDone::new(move || {
                     counts.fetch_add(1, Ordering::Relaxed);
                 });
-                leases.recalled(vec![item(FILE, LeaseKinds::ATTRIBUTES, None)], done);
+                take_recall(&leases, vec![item(FILE, LeaseKinds::ATTRIBUTES, None)], done);
             };
             let count = || done.load(Ordering::Relaxed);
             recall();
@@ -262,7 +268,11 @@ fn a_recall_beside_a_removal_takes_all_attributes() {
         look_up(&leases, &cx, "f", FILE);
         let call = Call::Remove { dir: DIR, name: b"f", kind: RemoveKind::File };
         let change = leases.own_change(&call, [None; 2]);
-        leases.recalled(vec![item(DIR, LeaseKinds::NAMES, Some("f"))], RecallDone::unawaited());
+        take_recall(
+            &leases,
+            vec![item(DIR, LeaseKinds::NAMES, Some("f"))],
+            RecallDone::unawaited(),
+        );
         leases.attributes(leases.asking(), other(), leased(other()).attr);
         assert!(leases.getattr(other()).is_some());
         drop(change);
@@ -313,7 +323,11 @@ fn listings_say_nothing_of_extended_attributes_while_nobody_asks_for_any() {
         let asked = leases.asking();
         leases.listed_absences(asked, (&page, &absent));
         assert!(!known());
-        leases.recalled(vec![item(FILE, LeaseKinds::ATTRIBUTES, None)], RecallDone::unawaited());
+        take_recall(
+            &leases,
+            vec![item(FILE, LeaseKinds::ATTRIBUTES, None)],
+            RecallDone::unawaited(),
+        );
         leases.listed(asked, (&Context::system(), DIR), &mut page);
         leases.listed_absences(asked, (&page, &absent));
         assert!(!known(), "it was recalled meanwhile");

@@ -24,8 +24,9 @@ use crate::client::replay::Replay;
 use crate::client::session::ClientOptions;
 use crate::wire::{
     Auth, Challenge, FEATURE_CHANGED_FILES, FEATURE_CHANGES, FEATURE_LEASES, FEATURE_ONE_WAY,
-    FEATURE_PROBES, FEATURE_STAMPS, FEATURES, HandshakeError, Hello, Input, Kind, Malformed,
-    NotifyHead, ONE_USER, Proof, RECOVERING, Refused, VERSION_MAX, VERSION_MIN, Welcome, peek_kind,
+    FEATURE_PROBES, FEATURE_STAMPS, FEATURE_WRITE_LEASES, FEATURES, HandshakeError, Hello, Input,
+    Kind, Malformed, NotifyHead, ONE_USER, Proof, RECOVERING, Refused, VERSION_MAX, VERSION_MIN,
+    Welcome, peek_kind,
 };
 
 /// How a handshake ended.
@@ -367,8 +368,9 @@ impl Sink for LinkSink {
 fn unwanted(options: &ClientOptions) -> u64 {
     let changes = if options.caches { 0 } else { FEATURE_CHANGES };
     let leases = match options.leases {
-        LeaseWish::No => FEATURE_LEASES | FEATURE_CHANGED_FILES,
-        LeaseWish::Yes { .. } => 0,
+        LeaseWish::No => FEATURE_LEASES | FEATURE_CHANGED_FILES | FEATURE_WRITE_LEASES,
+        LeaseWish::Yes { keeps_writes: false, .. } => FEATURE_WRITE_LEASES,
+        LeaseWish::Yes { keeps_writes: true, .. } => 0,
     };
     changes | leases
 }

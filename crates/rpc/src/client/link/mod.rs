@@ -32,6 +32,7 @@ use crate::client::durability::{MappedSegments, SegmentSource, UnsyncedLog};
 use crate::client::holdings::closes::CloseMemory;
 use crate::client::holdings::files::OpenFiles;
 use crate::client::holdings::locks::HeldLocks;
+use crate::client::kept_writes::KeptWrites;
 use crate::client::leases::LeasedAnswers;
 use crate::client::link::outage::Outage;
 use crate::client::memory::SessionMemory;
@@ -70,6 +71,8 @@ pub(crate) struct Link {
     reclaimed: AtomicU64,
     /// The files that processes before us had open for other clients are released.
     released: AtomicBool,
+    /// The instance of the server that has got what was kept of writes.
+    written_back: AtomicU64,
     /// The instance of the server where everything is reestablished.
     returned: AtomicU64,
     pub(crate) unsynced: UnsyncedLog,
@@ -84,6 +87,7 @@ pub(crate) struct Link {
     /// Notified when other clients change open files.
     changes: ChangeListener,
     pub(crate) leases: LeasedAnswers,
+    pub(crate) kept: KeptWrites,
     pub(crate) node: NodeId,
     server: Mutex<ServerIdentity>,
     /// The session has been ended by us, or its beginning given up: it is not to be begun anew.
@@ -110,6 +114,7 @@ impl Link {
         let (mut server, replay_bytes) = (ServerIdentity::default(), options.replay_bytes);
         let inherited = memory.session().is_some();
         let leases = LeasedAnswers::new(options.leases, inherited, options.lease_share.clone());
+        let kept = KeptWrites::new(options.leases, leases.clone());
         // Registered memory would come in here.
         let kept_data: Box<dyn SegmentSource> = match &options.group {
             Some(group) => Box::new(group.segments()),
@@ -141,6 +146,8 @@ impl Link {
             jobs: JobFinder::default(),
             changes: ChangeListener::default(),
             leases,
+            kept,
+            written_back: AtomicU64::new(0),
             node,
             server: Mutex::new(server),
             leaving: AtomicBool::new(false),

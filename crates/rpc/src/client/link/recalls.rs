@@ -25,7 +25,19 @@ impl Link {
             let mut channels = channels.iter().flatten().filter_map(|channel| channel.upgrade());
             channels.any(|channel| channel.acknowledge_recall(number, session_state));
         });
-        self.leases.recalled(items, done);
+        self.leases.recalled(&items);
+        let kept = self.kept.recalled(&items);
+        if kept.is_empty() {
+            self.leases.pass_on(items, done);
+            return Ok(()); // nearly always
+        }
+        let leases = self.leases.clone();
+        dray_rt::spawn(async move {
+            for file in kept {
+                file.settle().await;
+            }
+            leases.pass_on(items, done);
+        });
         Ok(())
     }
 }

@@ -89,6 +89,14 @@ impl Link {
             self.memory.set_reclaimed(instance); // first: the server takes no reclaim after it
             channel.notify(NotifyHead::RECLAIM_COMPLETE, 0);
         }
+        // Before any answer is waited for: the server answers nothing else before that.
+        let link = self.clone();
+        let settled = dray_rt::spawn_join(async move { link.kept.settle_each().await });
+        self.within_epoch(instance, async { _ = settled.await }).await;
+        if self.server().instance == instance {
+            self.written_back.store(instance, Ordering::SeqCst);
+            channel.notify(NotifyHead::WRITTEN_BACK, 0);
+        }
         self.within_epoch(instance, self.files.completed()).await;
         let mut before = self.files.handles();
         self.open_all(&channel, before.clone(), instance).await;
@@ -134,6 +142,7 @@ impl Link {
     pub(super) fn repeat_notices(&self, channel: &Channel, instance: u64) {
         let notices = [
             (&self.reclaimed, NotifyHead::RECLAIM_COMPLETE),
+            (&self.written_back, NotifyHead::WRITTEN_BACK),
             (&self.returned, NotifyHead::RECOVERY_COMPLETE),
         ];
         for (of, what) in notices {

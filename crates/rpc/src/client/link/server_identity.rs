@@ -125,7 +125,12 @@ impl Link {
         known.squashes = features & SQUASHES != 0;
         known.writes_late = features & LATE_WRITES != 0;
         self.met.send_replace(true);
-        self.leases.welcomed(offered, welcome.lease_epoch, term_of_leases(welcome, features));
+        // First: until when it is believed is known as long as the former server is.
+        let until = self.leases.believed_until();
+        let term = term_of_leases(welcome, features);
+        if self.leases.welcomed(offered, welcome.lease_epoch, term) {
+            self.kept.all_end(until);
+        }
         if first {
             self.memory.set_reestablished(welcome.instance);
         }

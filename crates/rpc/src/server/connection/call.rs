@@ -99,6 +99,7 @@ impl CallInHand {
             NO_SLOT => None,
             _ => self.session.slots.done(slot, sequence, reply),
         };
+        self.writing_ends(&call.call);
         // Behind that: an answer that is asked for again says nothing that may have changed since.
         if let Some(since) = since.take() {
             reply.add_changed_files(std::mem::take(changed_files));
@@ -123,6 +124,13 @@ impl CallInHand {
             // The call has been asked for again on a later connection, where the answer must go.
             if !self.session.has_connection(self.connection) {
                 return Err(Refused::Unheard);
+            }
+        }
+        if self.waits_for_kept_writes(row) {
+            let kept = &self.session.export.kept_writes;
+            kept.wait(&self.cx).await.map_err(|error| Refused::with(Reply::failure(&error)))?;
+            if !self.session.has_connection(self.connection) {
+                return Err(Refused::Unheard); // as above
             }
         }
         // Nothing was applied then, so the slot stays as it was: the client opens the file

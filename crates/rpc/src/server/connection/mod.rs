@@ -4,6 +4,7 @@ mod answer;
 mod audit;
 mod call;
 mod handshake;
+mod kept_writes;
 mod receive;
 mod replica;
 

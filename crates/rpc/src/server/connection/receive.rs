@@ -65,6 +65,7 @@ impl ServerSink {
                 session.finish_reclaim();
                 session.export.grace.finish(session.id);
             }
+            NotifyHead::WRITTEN_BACK => session.export.kept_writes.finish(session.id),
             NotifyHead::IDLE => {
                 for _ in 0..head.tag.min(session.slots.count()) {
                     session.slots.idle(input.get()?);

@@ -22,7 +22,7 @@ pub(crate) async fn written(
     match (row.changes, row.intent, plan, amend) {
         (Changes::DataOfReply, _, _, Some(Amend::Put { id, .. })) => Some((id, Span::ALL)),
         (Changes::DataOfReply, Intent::Create { .. }, None, None) => {
-            Some((plan::cut_by(session, cx, row.intent).await?, Span::ALL))
+            Some((plan::found_by_name(session, cx, row.intent).await?, Span::ALL))
         }
         (Changes::Data(file, extent), ..) => {
             let file = files.id(file).ok()?;

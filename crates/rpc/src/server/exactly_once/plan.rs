@@ -121,16 +121,28 @@ pub(crate) async fn plan(
     Ok(Some(plan).filter(|plan| plan.intent.len() <= INTENT_MAX_BYTES))
 }
 
-/// The file that a creation cuts, which a server before us had begun to make.
-pub(crate) async fn cut_by(
+/// The file that a creation cuts, or a put replaces, as far as it is there. Others may change that, without a
+/// grant.
+pub(crate) async fn found_by_name(
     session: &ServerSession,
     cx: &Context,
     intent: Intent<'_>,
 ) -> Option<FileId> {
-    let Intent::Create { dir, name, how } = intent else { return None };
-    if !how.open.truncates() {
-        return None;
-    }
+    let (dir, name) = match intent {
+        Intent::Create { dir, name, how } if how.open.truncates() => (dir, name),
+        Intent::Put { dir, name } => (dir, name),
+        Intent::None
+        | Intent::Repeat(..)
+        | Intent::Make { .. }
+        | Intent::Create { .. }
+        | Intent::Link { .. }
+        | Intent::Remove { .. }
+        | Intent::Rename { .. }
+        | Intent::Append { .. }
+        | Intent::Copy { .. }
+        | Intent::SetXattr { .. }
+        | Intent::RemoveXattr { .. } => return None,
+    };
     let (files, intent) = (&Files::default(), Vec::new());
     let look = Inspection { session, cx: as_server::to_look(cx), caller: cx, files, intent };
     look.find(dir, name).await.ok()?.filter(is_regular).map(|file| file.id)

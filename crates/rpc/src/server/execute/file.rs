@@ -13,7 +13,7 @@ use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
 use crate::server::session::ServerSession;
-use crate::wire::{AbsentXattrs, Change, PAGE_MAX_BYTES, Stamp, put_page};
+use crate::wire::{AbsentXattrs, Change, Malformed, PAGE_MAX_BYTES, Stamp, get_extents, put_page};
 
 pub(super) async fn read(
     server: &Inner,
@@ -56,6 +56,31 @@ pub(super) async fn write(
     Ok(Reply::success(written as u32))
 }
 
+/// Writes all pieces, or none behind the first that fails.
+pub(super) async fn write_back(
+    session: &ServerSession,
+    cx: &Context,
+    file: &dyn OpenFile,
+    (kill_set_id, extents, data): (bool, &[u8], Buf),
+) -> Result<Reply> {
+    let extents = get_extents(extents, data.len())
+        .map_err(|Malformed(what)| Error::new(Errno::EPROTO).because(what))?;
+    let mut begin = 0;
+    for (mut at, len_bytes) in extents {
+        let end = begin + len_bytes as usize;
+        while begin < end {
+            let how = Write { kill_set_id, ..Write::at(at) };
+            let written = file.write(cx, how, data.slice(begin..end)).await?;
+            if written == 0 {
+                return Err(Error::new(Errno::EIO).because("nothing of a write was written"));
+            }
+            session.written_bytes.fetch_add(written as u64, Ordering::Relaxed);
+            (begin, at) = (begin + written, at + written as u64);
+        }
+    }
+    Ok(Reply::success(file.getattr(cx).await?))
+}
+
 pub(super) async fn readdir(
     session: &ServerSession,
     cx: &Context,
@@ -70,7 +95,12 @@ pub(super) async fn readdir(
     let holder = session.lease_holder().filter(|_| plus && !session.export.recovery.running());
     let leases = session.export.lease_table.as_ref().zip(holder);
     let since = leases.map(|(table, holder)| table.since(holder));
+    let keeps = session.export.lease_table.as_ref().filter(|table| plus && table.leases_writes());
+    let shown = keeps.map(|table| (table, table.shows()));
     let mut entries = file.readdir(cx, cookie, max_bytes, plus).await?;
+    if let Some((table, shown)) = shown {
+        table.hide_written(session.lease_holder(), shown, &mut entries);
+    }
     let mut absent = Vec::new();
     if let Some(((table, holder), since)) = leases.zip(since) {
         if absences {

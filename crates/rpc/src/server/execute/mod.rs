@@ -130,6 +130,10 @@ pub(super) async fn run(
             let (file, data) = (file(handle)?, data.unwrap_or_default());
             file::write(server, session, cx, &*file, (how, data)).await?
         }
+        Call::WriteBack { handle, kill_set_id, extents, .. } => {
+            let written = (kill_set_id, extents, data.unwrap_or_default());
+            file::write_back(session, cx, &*file(handle)?, written).await?
+        }
         Call::Readdir { handle, cookie, max_bytes, plus } => {
             let absences = flags & CallHead::WANTS_ABSENCES != 0;
             file::readdir(session, cx, handle, (cookie, max_bytes, plus, absences)).await?

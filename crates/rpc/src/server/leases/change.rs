@@ -54,7 +54,18 @@ impl LeaseChange {
         }
     }
 
-    /// The attributes of a file change.
+    /// The attributes of a file change, and perhaps its data. Nobody waits for this with a grant of ranges: what
+    /// others have written of the file may need one.
+    pub(crate) fn content(&mut self, id: FileId) {
+        self.mark(Part::Attributes(id));
+        let kinds = match self.table.never_recalls_writes {
+            true => LeaseKinds::ATTRIBUTES,
+            false => LeaseKinds::ATTRIBUTES | LeaseKinds::WRITE,
+        };
+        self.collect(&FileBreaks { id, kinds, name: None });
+    }
+
+    /// Attributes of a file change, and neither its data nor its size.
     pub(crate) fn attributes(&mut self, id: FileId) {
         self.mark(Part::Attributes(id));
         self.collect(&FileBreaks { id, kinds: LeaseKinds::ATTRIBUTES, name: None });
@@ -75,7 +86,7 @@ impl LeaseChange {
     pub(crate) fn rights(&mut self, id: FileId) {
         self.mark(Part::Attributes(id));
         self.mark(Part::Names(id));
-        let kinds = LeaseKinds::ATTRIBUTES | LeaseKinds::NAMES;
+        let kinds = LeaseKinds::ALL;
         self.collect(&FileBreaks { id, kinds, name: None });
     }
 

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct LeaseStatus {
     /// Files that are leased now: pairs of a file and a client.
     pub held: usize,
+    /// Of these, files that one client may keep data of.
+    pub written: usize,
     /// Recalls that were sent to clients.
     pub recalls: u64,
     /// Recalls that clients have answered.
@@ -27,10 +29,11 @@ pub(super) struct RecallCounts {
 }
 
 impl RecallCounts {
-    pub(super) fn with(&self, held: usize) -> LeaseStatus {
+    pub(super) fn with(&self, held: usize, written: usize) -> LeaseStatus {
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
         LeaseStatus {
             held,
+            written,
             recalls: count(&self.sent),
             acknowledged: count(&self.acknowledged),
             expired: count(&self.expired),

@@ -10,7 +10,7 @@ use super::marks::{MarkRow, Part};
 use super::table::{LeaseSince, LeaseTable};
 use crate::server::reply::Reply;
 use crate::server::session::ServerSession;
-use crate::wire::{CallRow, NameLease, OpRow, Operand, Results, SessionChange};
+use crate::wire::{CallRow, Changes, NameLease, OpRow, Opening, Operand, Results, SessionChange};
 
 /// Leases answers of one call to the session that asked.
 pub(crate) struct LeaseGrants<'a> {
@@ -86,7 +86,15 @@ impl<'a> LeaseGrants<'a> {
             attr.validity.attributes.is_some()
         });
         match reply.results_mut() {
-            Results::Entry(entry) | Results::FlaggedEntry((entry, _)) => self.entry(entry, place),
+            Results::Entry(entry) => self.entry(entry, place),
+            Results::FlaggedEntry((entry, _)) => {
+                self.entry(entry, place);
+                // A lookup that opens ahead has opened nothing that is written.
+                let made = (row.changes != Changes::Nothing).then_some(entry.id);
+                if let Some(id) = made {
+                    self.writing(session, row, id, reply);
+                }
+            }
             Results::Attr(attr) => {
                 if let Some(id) = asked(session, row) {
                     self.attributes(id, attr);
@@ -95,6 +103,7 @@ impl<'a> LeaseGrants<'a> {
             Results::Opened(Some(at_open)) => {
                 if let Some(id) = opened(row) {
                     self.attributes(id, &mut at_open.attr);
+                    self.writing(session, row, id, reply);
                 }
             }
             // A reply of before says what was leased then, which is nothing by now.
@@ -108,6 +117,14 @@ impl<'a> LeaseGrants<'a> {
             | Results::Offset(_)
             | Results::Lock(_)
             | Results::Xflags(_) => {}
+        }
+    }
+
+    /// Gives the write lease of a regular file that was opened for writing, if the client knows what that is.
+    fn writing(&self, session: &ServerSession, row: &CallRow<'_>, id: FileId, reply: &mut Reply) {
+        let SessionChange::Opens(Opening { how, .. }) = row.session else { return };
+        if how.writes() && session.keeps_writes() {
+            reply.lease_writing(self.table.lease_writing(self.who, self.since, self.own, id));
         }
     }
 

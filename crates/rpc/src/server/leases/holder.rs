@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -39,6 +39,8 @@ pub(crate) struct LeaseHolder {
     epoch: AtomicU32,
     next_recall: AtomicU64,
     counts: RecallCounts,
+    /// Files of which the session has the write lease.
+    pub(super) written: AtomicUsize,
     /// A task sends what a full connection did not take.
     resending: AtomicBool,
     state: Mutex<State>,
@@ -95,6 +97,7 @@ impl LeaseHolder {
             epoch: AtomicU32::new(1),
             next_recall: AtomicU64::new(1),
             counts: RecallCounts::default(),
+            written: AtomicUsize::new(0),
             resending: AtomicBool::new(false),
             state: Mutex::default(),
         }
@@ -120,7 +123,8 @@ impl LeaseHolder {
 
     /// The leases and recalls of the session.
     pub(crate) fn status(&self) -> LeaseStatus {
-        self.counts.with(self.state().held.len())
+        let written = self.written.load(Ordering::Relaxed);
+        self.counts.with(self.state().held.len(), written)
     }
 
     /// Counts `more` of something, here and for the export.

@@ -140,7 +140,7 @@ mod tests {
 
     fn simulate<F: Future<Output = ()>>(test: impl FnOnce(Site) -> F) {
         Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
-            let table = Arc::new(LeaseTable::new(&ServerOptions::default()));
+            let table = Arc::new(LeaseTable::new(&ServerOptions::default(), false));
             let holder = Arc::new(LeaseHolder::new(&table, Weak::new(), "host"));
             test(Site { table, holder, holds: LeaseHolds::default() }).await;
         });
@@ -186,7 +186,7 @@ mod tests {
     fn a_server_that_had_clients_leases_nothing_while_holds_of_before_may_count() {
         simulate(|site| async move {
             let options = ServerOptions::default();
-            let table = Arc::new(LeaseTable::new(&options).of_several_servers(Some(TIME)));
+            let table = Arc::new(LeaseTable::new(&options, false).of_several_servers(Some(TIME)));
             let holder = Arc::new(LeaseHolder::new(&table, Weak::new(), "host"));
             let site = Site { table, holder, ..site };
             assert!(site.leases(1), "it had no clients");

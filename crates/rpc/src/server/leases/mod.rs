@@ -5,6 +5,9 @@
 //! others have of it, and waits ([`change`]). A session is waited for as long as its client can
 //! believe a lease; then its leases have ended ([`holder`]).
 //!
+//! Who has the only write lease of a file may keep what it writes. Nobody else is shown that file, or
+//! changes it, before the lease has come back ([`writers`], ADR 0053).
+//!
 //! Order of locks: a part of the table, and within it the state of a holder.
 
 mod change;
@@ -18,8 +21,9 @@ mod outside;
 mod rests;
 mod room;
 mod table;
+mod writers;
 
-pub(crate) use change::LeaseChange;
+pub(crate) use change::{LeaseChange, LeaseWaits};
 pub(crate) use changed_files::ChangedFiles;
 pub use counts::LeaseStatus;
 pub(crate) use grants::LeaseGrants;
@@ -28,3 +32,4 @@ pub(crate) use holds::LeaseHolds;
 pub(crate) use outside::OutsideChanges;
 pub use outside::OutsideStatus;
 pub(crate) use table::{LeaseSince, LeaseTable};
+pub(crate) use writers::ShownFiles;

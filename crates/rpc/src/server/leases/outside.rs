@@ -121,6 +121,14 @@ impl OutsideRests {
     }
 }
 
+/// What such a change breaks: also the right to keep what is written to a file. What is kept is written then.
+fn with_writes(kinds: LeaseKinds) -> LeaseKinds {
+    match kinds.contains(LeaseKinds::ATTRIBUTES) {
+        true => kinds | LeaseKinds::WRITE,
+        false => kinds,
+    }
+}
+
 impl LeaseTable {
     /// Answers to calls that began before these changes are leased no more. Gives those changes of which something
     /// is leased.
@@ -136,7 +144,7 @@ impl LeaseTable {
                 self.marks.mark(row);
                 self.marks.unmark(&[row]);
             }
-            self.is_leased(id, kinds)
+            self.is_leased(id, with_writes(kinds))
         });
         leased.copied().collect()
     }
@@ -146,7 +154,7 @@ impl LeaseTable {
     fn recall_changed(self: &Arc<Self>, changes: &[OutsideChange]) -> Option<LeaseWaits> {
         let mut recalls = Recalls::default();
         for OutsideChange { id, kinds } in changes {
-            let broken = FileBreaks { id: *id, kinds: *kinds, name: None };
+            let broken = FileBreaks { id: *id, kinds: with_writes(*kinds), name: None };
             self.collect_held(None, &broken, &mut recalls);
         }
         LeaseWaits::send(self, recalls)
@@ -195,7 +203,7 @@ mod tests {
     fn an_answer_to_a_call_that_began_before_the_change_is_not_leased() {
         let driver = dray_rt::DriverKind::Simulated { seed: 1 };
         dray_rt::Executor::new(driver).unwrap().block_on(async {
-            let table = Arc::new(LeaseTable::new(&ServerOptions::default()));
+            let table = Arc::new(LeaseTable::new(&ServerOptions::default(), false));
             let who = Arc::new(LeaseHolder::new(&table, Weak::new(), "host"));
             let id = |ino| FileId { ino, generation: 0 };
             let leases = |since, part| table.lease(&who, since, &[], part);

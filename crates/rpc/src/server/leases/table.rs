@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dray_core::{FileId, IdHash, IdMap, LeaseKinds, NameBuf, RecallItem};
-use dray_rt::{Instant, now};
+use dray_rt::{Instant, now, random_u64};
 
 use super::counts::{LeaseStatus, RecallCounts};
 use super::holder::{LeaseHolder, RecallNumber};
@@ -47,6 +47,13 @@ pub(crate) struct LeaseTable {
     pub(super) counts: RecallCounts,
     pub(super) fenced: LogThrottle,
     pub(super) outside: OutsideRests,
+    /// Files whose data may be out: pairs of a file and the session that writes it.
+    pub(super) written: AtomicUsize,
+    pub(super) next_write_lease: AtomicU64,
+    /// The export gives write leases.
+    pub(super) leases_writes: bool,
+    pub(super) never_recalls_writes: bool,
+    pub(super) ignores_base: bool,
     pub(super) never_recalls: bool,
     pub(super) never_recalls_listings: bool,
     pub(super) never_marks: bool,
@@ -57,9 +64,9 @@ pub(crate) struct LeaseTable {
     pub(super) session_leases_max: usize,
 }
 
-struct Shard {
-    files: IdMap<FileId, Vec<Lease>>,
-    rests: [[Rest; RESTS]; 2],
+pub(super) struct Shard {
+    pub(super) files: IdMap<FileId, Vec<Lease>>,
+    pub(super) rests: [[Rest; RESTS]; 3],
 }
 
 /// Sessions to which a server before us may have leased anything.
@@ -74,20 +81,22 @@ enum Former {
 }
 
 /// The leases of one file that one session has.
-struct Lease {
-    who: Arc<LeaseHolder>,
-    epoch: u32,
-    kinds: LeaseKinds,
+pub(super) struct Lease {
+    pub(super) who: Arc<LeaseHolder>,
+    pub(super) epoch: u32,
+    pub(super) kinds: LeaseKinds,
     /// What the recall `recall` asks back, which has not ended.
     recalled: LeaseKinds,
     recall: u64,
+    /// The number of the write lease, if there is one.
+    pub(super) write_lease: u64,
 }
 
 /// The state when a call began whose answer may be leased.
 #[derive(Clone, Copy)]
 pub(crate) struct LeaseSince {
-    changes: FinishedChanges,
-    epoch: u32,
+    pub(super) changes: FinishedChanges,
+    pub(super) epoch: u32,
 }
 
 /// What a change breaks of one file. A name: that one alone.
@@ -136,8 +145,8 @@ impl Recalls {
 }
 
 impl LeaseTable {
-    pub(crate) fn new(options: &ServerOptions) -> LeaseTable {
-        let shard = || Shard { files: IdMap::default(), rests: [[Rest::default(); RESTS]; 2] };
+    pub(crate) fn new(options: &ServerOptions, leases_writes: bool) -> LeaseTable {
+        let shard = || Shard { files: IdMap::default(), rests: [[Rest::default(); RESTS]; 3] };
         let broken = options.broken();
         LeaseTable {
             marks: Marks::new(),
@@ -152,6 +161,11 @@ impl LeaseTable {
             counts: RecallCounts::default(),
             fenced: LogThrottle::default(),
             outside: OutsideRests::default(),
+            written: AtomicUsize::new(0),
+            next_write_lease: AtomicU64::new(random_u64()), // no other server gives the same
+            leases_writes,
+            never_recalls_writes: broken.is(Sabotage::WriteLeaseRecalls),
+            ignores_base: broken.is(Sabotage::DirtyOverNewer),
             never_recalls: broken.is(Sabotage::LeaseRecalls),
             never_recalls_listings: broken.is(Sabotage::LeaseListings),
             never_marks: broken.is(Sabotage::LeaseMarks),
@@ -178,13 +192,13 @@ impl LeaseTable {
     }
 
     /// How long others wait for that: a tenth more, for clocks that differ.
-    pub(super) fn wait(&self) -> Duration {
+    pub(crate) fn wait(&self) -> Duration {
         self.term + self.term / 10
     }
 
     /// Leases and recalls of all sessions.
     pub(crate) fn status(&self) -> LeaseStatus {
-        self.counts.with(self.held.load(Ordering::Relaxed))
+        self.counts.with(self.held.load(Ordering::Relaxed), self.written.load(Ordering::Relaxed))
     }
 
     /// A server before us had these sessions, and may have leased anything to them. `anybody`: it may have
@@ -233,12 +247,15 @@ impl LeaseTable {
             Former::Nobody => {}
             Former::Anybody => recalls.quiet_until = Some(until),
             Former::Sessions(sessions) => {
+                // What clients may have kept they have written by now: no client of before is asked for that.
+                let item =
+                    RecallItem { kinds: broken.kinds.without(LeaseKinds::WRITE), ..broken.item() };
                 let is_other = |who: &Arc<LeaseHolder>| {
                     changer.is_none_or(|changer| !Arc::ptr_eq(who, changer))
                 };
                 for (who, epoch) in sessions.iter().filter(|(who, _)| is_other(who)) {
                     if who.epoch() == *epoch {
-                        recalls.add(who, broken.item());
+                        recalls.add(who, item.clone());
                     } else {
                         recalls.ended.push(who.clone());
                     }
@@ -272,7 +289,7 @@ impl LeaseTable {
         holders.into_values().collect()
     }
 
-    fn shard(&self, file: FileId) -> (MutexGuard<'_, Shard>, usize) {
+    pub(super) fn shard(&self, file: FileId) -> (MutexGuard<'_, Shard>, usize) {
         let hash = self.hash.hash_one(file) as usize;
         let shard = self.shards[hash % SHARDS].lock().unwrap_or_else(PoisonError::into_inner);
         (shard, hash / SHARDS % RESTS)
@@ -315,6 +332,10 @@ impl LeaseTable {
         let (mut shard, place) = self.shard(id);
         // Within the lock: a change marks first, and then looks here.
         if !self.is_leasable((&shard, place), since, own, part) {
+            return false;
+        }
+        // What is shown may be out by now.
+        if kind == LeaseKinds::ATTRIBUTES && self.is_written_by_other(&shard, Some(who), id) {
             return false;
         }
         let is_held = self.hold(&mut shard, who, since.epoch, (id, kind));
@@ -366,7 +387,7 @@ impl LeaseTable {
         Some(lease.kinds)
     }
 
-    fn hold(
+    pub(super) fn hold(
         &self,
         shard: &mut Shard,
         who: &Arc<LeaseHolder>,
@@ -381,13 +402,14 @@ impl LeaseTable {
                 if !lease.recalled.common(kind).is_empty() && !self.leases_what_is_asked_back {
                     return false;
                 }
+                self.count_written(who, lease.kinds, lease.kinds | kind);
                 lease.kinds = lease.kinds | kind;
                 return true;
             }
             // Its client has forgotten what it had before.
             Some(lease) if who.hold(id, epoch) => {
-                let (kinds, recalled) = (kind, LeaseKinds::NONE);
-                *lease = Lease { who: who.clone(), epoch, kinds, recalled, recall: 0 };
+                self.count_written(who, lease.kinds, kind);
+                *lease = Lease::new(who, epoch, kind);
                 return true;
             }
             Some(_) => return false,
@@ -396,8 +418,8 @@ impl LeaseTable {
         if self.held.load(Ordering::Relaxed) >= LEASES_MAX || !who.hold(id, epoch) {
             return false;
         }
-        let (kinds, recalled) = (kind, LeaseKinds::NONE);
-        let lease = Lease { who: who.clone(), epoch, kinds, recalled, recall: 0 };
+        self.count_written(who, LeaseKinds::NONE, kind);
+        let lease = Lease::new(who, epoch, kind);
         // Most files are leased to one session.
         shard.files.entry(id).or_insert_with(|| Vec::with_capacity(1)).push(lease);
         self.held.fetch_add(1, Ordering::Relaxed);
@@ -411,7 +433,10 @@ impl LeaseTable {
         broken: &FileBreaks<'_>,
         recalls: &mut Recalls,
     ) {
-        self.collect_former(changer, broken, recalls);
+        // What clients have kept from a server before us they have written before any call is carried out.
+        if broken.kinds != LeaseKinds::WRITE {
+            self.collect_former(changer, broken, recalls);
+        }
         self.collect_held(changer, broken, recalls);
     }
 
@@ -489,7 +514,7 @@ impl LeaseTable {
     }
 
     /// Takes something off a lease, which goes if nothing is left.
-    fn take(
+    pub(super) fn take(
         &self,
         shard: &mut Shard,
         who: &Arc<LeaseHolder>,
@@ -498,7 +523,9 @@ impl LeaseTable {
     ) {
         let Some(leases) = shard.files.get_mut(&id) else { return };
         let Some(at) = leases.iter().position(|one| Arc::ptr_eq(&one.who, who)) else { return };
+        let before = leases[at].kinds;
         take(&mut leases[at]);
+        self.count_written(who, before, leases[at].kinds);
         if !leases[at].kinds.is_empty() {
             return;
         }
@@ -533,18 +560,28 @@ impl LeaseTable {
     }
 }
 
+impl Lease {
+    fn new(who: &Arc<LeaseHolder>, epoch: u32, kinds: LeaseKinds) -> Lease {
+        let (recalled, recall) = (LeaseKinds::NONE, 0);
+        Lease { who: who.clone(), epoch, kinds, recalled, recall, write_lease: 0 }
+    }
+}
+
 /// The rests of a kind.
-fn rest_of(kind: LeaseKinds) -> usize {
-    usize::from(kind.contains(LeaseKinds::NAMES))
+pub(super) fn rest_of(kind: LeaseKinds) -> usize {
+    match kind {
+        LeaseKinds::WRITE => 2,
+        _ => usize::from(kind.contains(LeaseKinds::NAMES)),
+    }
 }
 
 /// Notes that leases of these kinds are recalled. True: of a name, all names are to be recalled.
-fn note(rests: &mut [[Rest; RESTS]; 2], place: usize, kinds: LeaseKinds, is_name: bool) -> bool {
+fn note(rests: &mut [[Rest; RESTS]; 3], place: usize, kinds: LeaseKinds, is_name: bool) -> bool {
     let now = now();
     if is_name {
         return rests[rest_of(LeaseKinds::NAMES)][place].name_recalled(now);
     }
-    for kind in [LeaseKinds::ATTRIBUTES, LeaseKinds::NAMES] {
+    for kind in [LeaseKinds::ATTRIBUTES, LeaseKinds::NAMES, LeaseKinds::WRITE] {
         if kinds.contains(kind) {
             rests[rest_of(kind)][place].begin(now);
         }
@@ -560,7 +597,7 @@ mod tests {
 
     fn simulate(test: impl FnOnce(&Arc<LeaseTable>) + Send) {
         let driver = dray_rt::DriverKind::Simulated { seed: 1 };
-        let table = Arc::new(LeaseTable::new(&ServerOptions::default()));
+        let table = Arc::new(LeaseTable::new(&ServerOptions::default(), true));
         dray_rt::Executor::new(driver).unwrap().block_on(async { test(&table) });
     }
 
@@ -617,7 +654,7 @@ mod tests {
     /// Else a lease that a client got behind its fence would be forgotten with those from before.
     #[test]
     fn what_is_leased_after_the_end_of_an_epoch_stays() {
-        let table = Arc::new(LeaseTable::new(&ServerOptions::default()));
+        let table = Arc::new(LeaseTable::new(&ServerOptions::default(), true));
         let driver = dray_rt::DriverKind::Simulated { seed: 1 };
         dray_rt::Executor::new(driver).unwrap().block_on(async {
             let (one, other) = (holder(&table), holder(&table));

@@ -36,15 +36,15 @@ impl Grace {
         if awaited.is_empty() && !anybody {
             return;
         }
-        log::info!(
-            "waiting up to {} s for {} clients to reclaim their locks",
-            lasts.as_secs(),
-            if anybody { "all".to_owned() } else { awaited.len().to_string() }
-        );
         let mut state = self.lock();
         state.awaited = awaited;
         state.anybody = anybody;
         state.until = Some(dray_rt::now() + lasts);
+    }
+
+    /// Whether anybody has to wait.
+    pub(crate) fn is_running(&self) -> bool {
+        self.lock().until.is_some_and(|until| dray_rt::now() < until)
     }
 
     /// Whether `session` may reclaim locks.

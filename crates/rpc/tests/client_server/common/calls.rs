@@ -5,7 +5,7 @@ use dray_core::{
     OpenHow, Pid, RemoveKind, RenameHow, Seek, SetAttr, TimeSet, Timestamp, Write, XattrSet,
     Xflags,
 };
-use dray_rpc::wire::{Call, Change, Ticket};
+use dray_rpc::wire::{Call, Change, Ticket, WriteBase};
 
 use super::raw::Chance;
 
@@ -62,6 +62,14 @@ pub fn call<'a>(op: Op, root: FileId, words: &'a Words, chance: &mut Chance) -> 
         Op::Removexattr => Call::Removexattr { id: dir, name },
         Op::Read => Call::Read { handle, at, len_bytes: chance.edge() as u32 },
         Op::Write => Call::Write { handle, how: write_how(chance) },
+        Op::WriteBack => Call::WriteBack {
+            handle,
+            lease: chance.edge(),
+            base: WriteBase::default(),
+            kill_set_id: odd(chance),
+            ends: odd(chance),
+            extents: name,
+        },
         Op::Readdir => {
             let (cookie, max_bytes) = (chance.edge(), chance.edge() as u32);
             Call::Readdir { handle, cookie, max_bytes, plus: odd(chance) }

@@ -14,9 +14,9 @@ use dray_rpc::wire::{
     AuditCall, AuditConsumer, AuditHello, AuditPart, AuditReply, AuditSummary, AuditWanted,
     AuditWelcome, Auth, BatchHead, BatchOutcome, BatchReply, Call, CallHead, Challenge, Change,
     FileDurableStamp, Hello, Input, NotifyHead, Proof, RecallMessage, Refused, ReplicaHello,
-    ReplicaWelcome, ReplyHead, Stamp, Ticket, VERSION_MAX, VERSION_MIN, Welcome, Wire, get_callers,
-    get_changed, get_durable_stamps, get_jobs, put_callers, put_changed, put_durable_stamp,
-    put_jobs,
+    ReplicaWelcome, ReplyHead, Stamp, Ticket, VERSION_MAX, VERSION_MIN, Welcome, Wire, WriteBase,
+    get_callers, get_changed, get_durable_stamps, get_jobs, put_callers, put_changed,
+    put_durable_stamp, put_jobs,
 };
 
 use super::written::Written;
@@ -106,6 +106,8 @@ fn calls() -> Vec<Call<'static>> {
     let create = CreateHow { open, mode: 0o640, exclusive: true };
     let (id, dir, name, handle, target) = (FILE, OTHER, NAME, HANDLE, &b"target"[..]);
     let write = Write { at: 1 << 33, append: true, sync: false, kill_set_id: true };
+    let at = Timestamp { sec: 5, nsec: 6 };
+    let base = WriteBase { size: 4, mtime: at, ctime: Timestamp { sec: 7, nsec: 8 } };
     let what = Allocate { flags: 3, at: 4096, len_bytes: 8192 };
     vec![
         Call::Lookup { dir, name },
@@ -164,6 +166,7 @@ fn calls() -> Vec<Call<'static>> {
         Call::Learn { dir, name, id },
         Call::Hold { number: 9, id: dir, name: Some(name) },
         Call::Release { number: 9 },
+        Call::WriteBack { handle, lease: 3, base, kill_set_id: true, ends: false, extents: b"e" },
     ]
 }
 
@@ -422,6 +425,11 @@ fn replies(written: &mut Written) {
     let mut message = Vec::new();
     ReplyHead::failure(9, &absent).put_message(&mut message);
     let then = written.same("reply.absent", &message);
+    let mut leased = Vec::new();
+    let write_lease = ReplyHead { write_lease: Some(7), ..ReplyHead::success(9) };
+    write_lease.put_message(&mut leased);
+    let lease = written.same("reply.write_lease", &leased);
+    assert_eq!(ReplyHead::get_message(&mut Input(&lease)), Ok(write_lease));
     let head = ReplyHead::get_message(&mut Input(&then)).unwrap();
     let found = head.error().unwrap();
     assert_eq!((found.errno(), found.absence()), (Errno::ENOENT, absent.absence()));

@@ -6,6 +6,7 @@ mod copies;
 mod counter;
 mod deleted;
 pub(super) mod interleaved;
+mod kept;
 mod leased;
 mod model;
 mod names;
@@ -93,6 +94,8 @@ pub enum WorkloadKind {
     Interleaved,
     /// Names and attributes that are leased, and changes of them.
     Leased,
+    /// Files whose writes are kept under write leases.
+    Kept,
 }
 
 impl WorkloadKind {
@@ -121,7 +124,12 @@ impl WorkloadKind {
 
     /// Whether the server leases names and attributes to the clients.
     pub(super) fn leases(self) -> bool {
-        self == WorkloadKind::Leased
+        self == WorkloadKind::Leased || self.keeps_writes()
+    }
+
+    /// Whether clients keep what they write under write leases.
+    pub(super) fn keeps_writes(self) -> bool {
+        self == WorkloadKind::Kept
     }
 
     /// What the clocks of clients count in a second of the server, in turn, seconds. Leases bear that it counts a
@@ -154,6 +162,7 @@ impl WorkloadKind {
             WorkloadKind::Believed => Arc::new(cached_names::CachedNames::default()),
             WorkloadKind::Notified => Arc::new(notifications::Notifications::default()),
             WorkloadKind::Leased => Arc::new(leased::Leased::new(clients)),
+            WorkloadKind::Kept => Arc::new(kept::Kept::new(clients)),
             WorkloadKind::Interleaved => Arc::new(interleaved::Interleaved::new(clients)),
         }
     }

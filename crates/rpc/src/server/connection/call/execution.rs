@@ -111,8 +111,12 @@ impl CallInHand {
         };
         let in_slot = self.head.slot != NO_SLOT;
         let files = if in_slot { Files::of(&self.session, row)? } else { Files::default() };
-        *leases = self.breaking(row, &files, again.as_deref());
+        let cut = self.cut_file(row).await;
+        *leases = self.breaking(row, (&files, cut), again.as_deref());
         if let Some(waits) = leases.as_mut().and_then(|leases| leases.recall()) {
+            Box::pin(waits.wait()).await;
+        }
+        if let Some(waits) = self.recall_writes(row) {
             Box::pin(waits.wait()).await;
         }
         again.take_if(|again| !self.asks_again(again, row, &files));
@@ -133,7 +137,7 @@ impl CallInHand {
         }
         let amend = again.as_ref().and_then(|again| again.amend);
         if in_slot && again.is_none() {
-            *plan = self.intend((row, &files), data_bytes).await?;
+            *plan = self.intend((call, row, &files), data_bytes).await?;
         }
         if let Some(leases) = leases {
             let named = plan.iter().flat_map(|plan| plan.named).flatten();
@@ -173,11 +177,16 @@ impl CallInHand {
         if too_early {
             *changed_files = self.changed_files((row, &files), *since, leases.as_deref()).await;
         }
+        let shown = table.filter(|table| table.leases_writes()).map(|table| table.shows());
         let of_call = (call, self.head.flags, state);
         *reply = match execute::run(server, session, &self.cx, of_call, data).await {
             Ok(reply) => reply,
             Err(error) => Reply::failure(&error),
         };
+        if let Some(shown) = shown {
+            // In a box, so that other calls are no larger.
+            Box::pin(self.show_anew(row, shown, since, reply)).await;
+        }
         drop(carried);
         if amend.is_some_and(|amend| amend.made().is_some() || amend.put().is_some()) {
             call_admission::settled(&self.session, &self.cx, call, reply);
@@ -212,7 +221,7 @@ impl CallInHand {
     fn breaking(
         &self,
         row: &CallRow<'_>,
-        files: &Files,
+        (files, cut): (&Files, Option<FileId>),
         again: Option<&Reexecution>,
     ) -> Option<Box<LeaseChange>> {
         let table = self.session.export.lease_table.as_ref()?;
@@ -225,7 +234,10 @@ impl CallInHand {
         if let Some(file) = rights.and_then(|file| files.id(file).ok()) {
             change.rights(file);
         } else if let Some(file) = attributes.and_then(|file| files.id(file).ok()) {
-            change.attributes(file);
+            change.content(file);
+        }
+        if let Some(file) = cut {
+            change.content(file);
         }
         // What a server before us has begun is not planned again.
         let begun = again.into_iter().flat_map(|again| again.files());
@@ -338,11 +350,12 @@ impl CallInHand {
     /// do.
     async fn intend(
         &self,
-        (row, files): (&CallRow<'_>, &Files),
+        (call, row, files): (&Call<'_>, &CallRow<'_>, &Files),
         data_bytes: usize,
     ) -> dray_core::Result<Option<Plan>> {
         let CallHead { slot, sequence, op, .. } = self.head;
         let plan = plan::plan(&self.session, &self.cx, (row.intent, files), data_bytes).await?;
+        self.may_write_back(call, files).await?;
         if let Some(plan) = &plan {
             // The change before it may have ended without an answer when the export was lost, and is
             // settled at the next opening. An intent beside that one would say that this began as well.

@@ -1,0 +1,205 @@
+//! Writes that are answered here and sent on later, of files for which this session has the write lease (ADR 0053).
+//!
+//! What is kept of a file is sent before anything else is asked of that file. So no answer has to be made up here, and
+//! attributes are always the server's. It is sent at the latest after [`KEPT_MAX_TIME`], when it is asked back, and when
+//! the file is closed.
+
+mod extents;
+mod file;
+mod through;
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use dray_core::{FileId, IdMap, LeaseKinds, RecallItem, Result};
+use dray_rt::Instant;
+
+pub(crate) use self::file::KeptFile;
+use self::file::{Keep, KeptBatch};
+use crate::client::leases::{LeaseWish, LeasedAnswers};
+use crate::wire::WriteBase;
+
+/// What is kept of one file, bytes.
+const FILE_MAX_BYTES: usize = 256 << 10;
+/// What is kept in all, bytes.
+const SESSION_MAX_BYTES: usize = 16 << 20;
+/// Larger writes are sent at once: they gain little.
+const WRITE_MAX_BYTES: usize = 64 << 10;
+/// How long anything is kept.
+const KEPT_MAX_TIME: Duration = Duration::from_secs(1);
+/// Files whose write lease is remembered. Others are written without.
+const FILES_MAX: usize = 4096;
+
+/// The kept writes of a session.
+pub(crate) struct KeptWrites {
+    wanted: bool,
+    leases: LeasedAnswers,
+    files: Mutex<IdMap<FileId, Arc<KeptFile>>>,
+    /// Entries of that.
+    count: AtomicUsize,
+    sum: Arc<KeptSum>,
+}
+
+/// Sums over all files of a session.
+#[derive(Default)]
+pub(super) struct KeptSum {
+    bytes: AtomicUsize,
+    kept: AtomicU64,
+    late: AtomicU64,
+    lost: AtomicU64,
+}
+
+/// What a session keeps, and has kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeptWritesStatus {
+    /// Files that it may keep writes of.
+    pub files: u64,
+    /// Bytes that are kept now.
+    pub bytes: u64,
+    /// Writes that were answered here.
+    pub writes: u64,
+    /// How often something was sent after others may have seen the file without it.
+    pub late: u64,
+    /// How often something could not be written. The error of a call says so, or the next one does.
+    pub lost: u64,
+}
+
+impl KeptWrites {
+    pub(crate) fn new(wish: LeaseWish, leases: LeasedAnswers) -> KeptWrites {
+        let wanted = matches!(wish, LeaseWish::Yes { keeps_writes: true, .. });
+        let (files, count) = (Mutex::default(), AtomicUsize::new(0));
+        KeptWrites { wanted, leases, files, count, sum: Arc::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, IdMap<FileId, Arc<KeptFile>>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// None if the session wants no write leases.
+    pub(crate) fn status(&self) -> Option<KeptWritesStatus> {
+        let [kept, late, lost] = [&self.sum.kept, &self.sum.late, &self.sum.lost];
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        self.wanted.then(|| KeptWritesStatus {
+            files: self.count.load(Ordering::Relaxed) as u64,
+            bytes: self.sum.bytes.load(Ordering::Relaxed) as u64,
+            writes: count(kept),
+            late: count(late),
+            lost: count(lost),
+        })
+    }
+
+    /// To be asked before a call is made whose answer may give a write lease.
+    pub(crate) fn asking(&self) -> u64 {
+        if self.wanted { self.leases.recalls() } else { 0 }
+    }
+
+    /// An answer to a call that was asked for at `asked` gives a write lease, of a file in this state.
+    pub(crate) fn granted(&self, asked: u64, id: FileId, number: u64, base: WriteBase) {
+        if !self.wanted {
+            return;
+        }
+        let mut files = self.lock();
+        if files.len() >= FILES_MAX && !files.contains_key(&id) {
+            return; // the server asks it back, and gets it at once
+        }
+        let file = files.entry(id).or_insert_with(|| {
+            self.count.fetch_add(1, Ordering::SeqCst);
+            Arc::new(KeptFile::new(id, self.leases.clone(), self.sum.clone()))
+        });
+        let file = file.clone();
+        drop(files);
+        file.granted(number, base);
+        // A recall on its way may have overtaken the answer: it did not find the lease.
+        if self.leases.recalls() != asked {
+            file.lease_ends(None);
+        }
+    }
+
+    /// The file with this id, if it may have something that is kept.
+    pub(crate) fn find(&self, id: FileId) -> Option<Arc<KeptFile>> {
+        if self.count.load(Ordering::SeqCst) == 0 {
+            return None; // nearly always
+        }
+        self.lock().get(&id).cloned()
+    }
+
+    /// Whether anything is kept.
+    pub(crate) fn has_any(&self) -> bool {
+        self.sum.bytes.load(Ordering::SeqCst) > 0
+    }
+
+    /// Sends what is kept of a file, before something else is asked of it. Its errors are reported to who writes or
+    /// closes it.
+    pub(crate) async fn settle(&self, id: FileId) {
+        if let Some(file) = self.find(id) {
+            file.settle().await;
+        }
+    }
+
+    /// The same before this session changes the file by another call.
+    pub(crate) async fn changes_past(&self, id: FileId) {
+        if let Some(file) = self.find(id) {
+            file.settle().await;
+            file.changed_past();
+        }
+    }
+
+    /// The same before names change: that may change any file.
+    pub(crate) async fn names_change(&self) {
+        if self.count.load(Ordering::SeqCst) > 0 {
+            self.settle_each().await;
+            self.lock().values().for_each(|file| file.changed_past());
+        }
+    }
+
+    /// The same of all files.
+    pub(crate) async fn settle_all(&self) {
+        if self.has_any() {
+            self.settle_each().await;
+        }
+    }
+
+    /// The same; waits also for what is being sent.
+    pub(crate) async fn settle_each(&self) {
+        let all: Vec<_> = self.lock().values().cloned().collect();
+        for file in all {
+            file.settle().await;
+        }
+    }
+
+    /// A file is closed, or one of its descriptors is. Sends what is kept of it, and gives the lease back with that.
+    /// Errors: what was written may be lost.
+    pub(crate) async fn close(&self, id: FileId) -> Result<()> {
+        let Some(file) = self.find(id) else { return Ok(()) };
+        let written = file.write_back(true).await;
+        let failure = file.failure();
+        if file.has_ended() {
+            let mut files = self.lock();
+            if files.get(&id).is_some_and(|known| Arc::ptr_eq(known, &file) && file.has_ended()) {
+                files.remove(&id);
+                self.count.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        written.and(failure)
+    }
+
+    /// These leases are recalled. Answers files that have something to send first.
+    pub(crate) fn recalled(&self, items: &[RecallItem]) -> Vec<Arc<KeptFile>> {
+        let writes = |item: &&RecallItem| item.kinds.contains(LeaseKinds::WRITE);
+        let mut kept = Vec::new();
+        for item in items.iter().filter(writes) {
+            let Some(file) = self.find(item.id) else { continue };
+            file.lease_ends(None);
+            kept.push(file); // also what is being sent has to be answered first
+        }
+        kept
+    }
+
+    /// The server has ended all leases of this session, or is another one. The clients of that server do not go on
+    /// before what is kept is written, if this comes back before `until`.
+    pub(crate) fn all_end(&self, until: Instant) {
+        let all: Vec<_> = self.lock().values().cloned().collect();
+        all.iter().for_each(|file| file.lease_ends(Some(until)));
+    }
+}
