@@ -15,7 +15,7 @@ struct Row {
 enum Goal {
     Least(f64),
     Most(f64),
-    /// It stands beside a figure with a goal.
+    /// No goal of its own: this figure stands beside a figure with a goal.
     None,
 }
 
@@ -80,7 +80,8 @@ impl Row {
 
     /// Which arms are divided.
     fn arms(&self) -> String {
-        self.ratio.map_or_else(|| "-".to_owned(), |[(over, _), (under, _)]| format!("{over} / {under}"))
+        self.ratio
+            .map_or_else(|| "-".to_owned(), |[(over, _), (under, _)]| format!("{over} / {under}"))
     }
 
     fn verdict(&self, value: f64) -> (String, &'static str) {

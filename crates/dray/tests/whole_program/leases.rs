@@ -66,13 +66,13 @@ fn leased(rig: &Rig, at: &Path) -> (bool, bool) {
 
 // proves: P287
 #[test]
-fn a_mount_takes_leases_where_there_are_some_unless_it_is_told_not_to() {
+fn a_mount_takes_leases_where_there_are_some_unless_its_options_refuse() {
     if common::skipped() {
         return;
     }
     let mut rig = Rig::new();
     serve(&mut rig);
-    let [one, told, none] = [("one", ""), ("told", "leases=auto"), ("none", "leases=no")]
+    let [one, auto, none] = [("one", ""), ("auto", "leases=auto"), ("none", "leases=no")]
         .map(|(name, options)| rig.mount(name, options));
     fs::write(one.join("file"), "content").unwrap();
     let asked = |at: &Path| {
@@ -81,7 +81,7 @@ fn a_mount_takes_leases_where_there_are_some_unless_it_is_told_not_to() {
         (0..100).for_each(|_| assert!(fs::metadata(at.join("file")).unwrap().is_file()));
         calls(&rig, at) - before
     };
-    for at in [&one, &told] {
+    for at in [&one, &auto] {
         assert_eq!(leased(&rig, at), (true, true));
         assert!(asked(at) <= ASKING);
     }

@@ -46,7 +46,7 @@ struct Broken {
     server: Option<Sabotage>,
     /// Clients believe the owner of a file alone.
     believes_owner: bool,
-    /// Their clocks drift further than leases bear.
+    /// Clocks of clients drift further than leases bear.
     drifts: bool,
 }
 

@@ -380,7 +380,7 @@ mod tests {
     #[test]
     fn a_client_believes_until_a_term_and_a_tenth_after_its_last_call_and_not_a_moment_less() {
         Executor::new(DriverKind::Simulated { seed: 1 }).unwrap().block_on(async {
-            let table = Arc::new(LeaseTable::new(&ServerOptions::default()));
+            let table = Arc::new(LeaseTable::new(&ServerOptions::default(), false));
             let holder = LeaseHolder::new(&table, Weak::new(), "host");
             sleep(Duration::from_nanos(1_999_999)).await;
             holder.heard();
