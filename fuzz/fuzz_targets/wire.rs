@@ -2,7 +2,7 @@
 //! of proportion; and what was understood is written as it was read.
 #![no_main]
 
-use dray_core::{DirPage, Entry, Identity, Op, Statfs};
+use dray_core::{Entry, Identity, Op, Statfs};
 use dray_rpc::wire::{
     AuditCall, AuditHello, AuditReply, AuditWelcome, BatchHead, BatchReply, Call, CallHead,
     Challenge, Change, FileDurableStamp, Hello, Input, NotifyHead, Proof, RecallMessage, Refused,

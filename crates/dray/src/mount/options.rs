@@ -515,7 +515,7 @@ mod tests {
             plan.settle_leases(offered);
             assert_eq!(plan.takes_leases(), taken, "{text}, offered: {offered}");
         }
-        assert!(!parse("").unwrap().takes_leases(), "processes that were told nothing");
+        assert!(!parse("").unwrap().takes_leases(), "processes that were given nothing");
         assert!(parse("consistency=immutable,leases=yes").is_err());
     }
 

@@ -94,7 +94,7 @@ fn difference(mounted: &[String], wanted: &[String]) -> Result<Option<Difference
     Ok(other.map(|(key, is, wanted)| Difference { key, is, wanted }))
 }
 
-/// Whether a mount that is there has leases. It was told so, or has none.
+/// Whether a mount that is there has leases. Its options say so, or it has none.
 fn settled(leases: String) -> String {
     if leases == "auto" { "no".to_owned() } else { leases }
 }
