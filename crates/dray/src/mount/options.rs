@@ -23,7 +23,7 @@ use crate::suggestions::hint;
 /// Whether a mount takes leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseChoice {
-    /// If the export offers them when it is mounted. Its processes are told `Yes` then. Those that were told nothing have
+    /// If the export offers them when it is mounted. Its processes get `Yes` then. Those that have no such option have
     /// none.
     Auto,
     /// Yes, with a warning if the export offers none.
