@@ -68,12 +68,30 @@ impl CpuSet {
     /// Keeps the calling thread on them. Errors: those of sched_setaffinity(2); `EINVAL` if none
     /// of them can be used.
     pub fn pin(&self) -> io::Result<()> {
+        self.pin_thread(0)
+    }
+
+    /// Keeps a thread of this process on them, by its number; 0 is the calling one. Errors: as [`CpuSet::pin`].
+    pub(crate) fn pin_thread(&self, tid: libc::pid_t) -> io::Result<()> {
+        let bytes = size_of_val(&*self.0);
         // SAFETY: the kernel reads as many bytes as the words have.
-        match unsafe { libc::sched_setaffinity(0, size_of_val(&*self.0), self.0.as_ptr().cast()) } {
+        match unsafe { libc::sched_setaffinity(tid, bytes, self.0.as_ptr().cast()) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
     }
+}
+
+/// The CPU that the calling thread runs on now; none where the kernel does not say.
+pub(crate) fn current_cpu() -> Option<usize> {
+    // SAFETY: no memory is passed.
+    usize::try_from(unsafe { libc::sched_getcpu() }).ok()
+}
+
+/// The number of the calling thread.
+pub(crate) fn this_thread() -> libc::pid_t {
+    // SAFETY: no memory is passed.
+    unsafe { libc::gettid() }
 }
 
 #[cfg(test)]

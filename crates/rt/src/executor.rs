@@ -56,6 +56,11 @@ pub fn in_simulation() -> bool {
     with_current(|shared| shared.is_some_and(ExecutorShared::simulated))
 }
 
+/// Whether the running executor has no other task to run now.
+pub(crate) fn is_nothing_else_ready() -> bool {
+    with_current(|shared| shared.is_none_or(|shared| lock(&shared.ready).is_empty()))
+}
+
 /// The state that an executor's thread shares with wakers, timers and other threads.
 pub(crate) struct ExecutorShared {
     ready: Mutex<VecDeque<Arc<dyn Runnable>>>,

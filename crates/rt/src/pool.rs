@@ -1,5 +1,6 @@
 //! Threads for calls that block.
 
+mod near;
 mod queue;
 
 use std::collections::BTreeMap;
@@ -11,6 +12,7 @@ use std::task::{Context, Poll, Waker};
 use crate::cpus::CpuSet;
 use crate::executor::in_simulation;
 
+use near::NearThread;
 use queue::ClientQueue;
 pub use queue::Share;
 
@@ -31,6 +33,7 @@ struct Inner {
     cpus: Option<CpuSet>,
     state: Mutex<State>,
     work: Condvar,
+    near_work: Condvar,
 }
 
 struct State {
@@ -40,6 +43,8 @@ struct State {
     next_ticket: u64,
     threads: usize,
     idle: usize,
+    /// A thread beside `threads`.
+    near: NearThread,
     closed: bool,
 }
 
@@ -55,10 +60,21 @@ impl fmt::Display for NoThread {
 
 impl std::error::Error for NoThread {}
 
+/// The thread that comes to a call.
+enum Found {
+    /// One that runs, and looks for what is next.
+    Running,
+    /// Any that sleeps.
+    Sleeping,
+    /// The near thread, which sleeps.
+    Near,
+}
+
 /// A task that may wait for a place in the queue.
 struct Asking<'a> {
     inner: &'a Arc<Inner>,
     share: Share,
+    is_short: bool,
     /// The call's place among the waiting calls of its client.
     ticket: Option<u64>,
 }
@@ -84,14 +100,14 @@ impl Asking<'_> {
         if let Some(ticket) = self.ticket.take() {
             state.waiting.remove(&(client, ticket));
         }
-        let started = match job.take() {
-            Some(job) => self.inner.submit(&mut state, self.share, job),
-            None => Ok(()),
+        let found = match job.take() {
+            Some(job) => self.inner.submit(&mut state, self.share, job, self.is_short),
+            None => Ok(Found::Running),
         };
         let next = self.inner.next_waiting(&state, client);
         drop(state);
         next.into_iter().for_each(Waker::wake);
-        Poll::Ready(started)
+        Poll::Ready(found.map(|found| self.inner.wake(found)))
     }
 }
 
@@ -139,9 +155,11 @@ impl Pool {
                     next_ticket: 0,
                     threads: 0,
                     idle: 0,
+                    near: NearThread::default(),
                     closed: false,
                 }),
                 work: Condvar::new(),
+                near_work: Condvar::new(),
             }),
         }
     }
@@ -160,6 +178,26 @@ impl Pool {
         share: Share,
         call: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, NoThread> {
+        self.run_call(share, false, call).await
+    }
+
+    /// As [`Pool::run_for`], for a call that uses a CPU for some 20 microseconds at most, however long it waits. While
+    /// the pool has no other call, and the running executor nothing else to do, it runs on this CPU. One thread more than
+    /// the pool may have is for that.
+    pub async fn run_short_for<T: Send + 'static>(
+        &self,
+        share: Share,
+        call: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, NoThread> {
+        self.run_call(share, true, call).await
+    }
+
+    async fn run_call<T: Send + 'static>(
+        &self,
+        share: Share,
+        is_short: bool,
+        call: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, NoThread> {
         if in_simulation() {
             return Ok(call());
         }
@@ -171,7 +209,7 @@ impl Pool {
                 let _ = send.send(call());
             }
         }));
-        let mut asking = Asking { inner: &self.inner, share, ticket: None };
+        let mut asking = Asking { inner: &self.inner, share, is_short, ticket: None };
         std::future::poll_fn(|cx| asking.poll_submit(cx, &mut job)).await?;
         receive.await.map_err(|_| NoThread) // only when the call panics
     }
@@ -192,11 +230,10 @@ impl Pool {
                 call();
             }
         });
-        let submitted = self.inner.submit(&mut self.inner.lock(), share, job);
-        if submitted.is_err()
-            && let Some(call) = take(&waiting)
-        {
-            call();
+        let found = self.inner.submit(&mut self.inner.lock(), share, job, false);
+        match found {
+            Ok(found) => self.inner.wake(found),
+            Err(NoThread) => take(&waiting).into_iter().for_each(|call| call()),
         }
     }
 
@@ -219,6 +256,7 @@ impl Drop for Pool {
     fn drop(&mut self) {
         self.inner.lock().closed = true;
         self.inner.work.notify_all();
+        self.inner.near_work.notify_all();
     }
 }
 
@@ -234,15 +272,19 @@ impl Inner {
         first.map(|(_, waker)| waker.clone())
     }
 
-    /// Puts a call into the queue, and sees to it that a thread comes to it.
+    /// Puts a call into the queue, and sees to it that a thread comes to it, once it is woken.
     fn submit(
         self: &Arc<Inner>,
         state: &mut State,
         share: Share,
         job: Job,
-    ) -> Result<(), NoThread> {
+        is_short: bool,
+    ) -> Result<Found, NoThread> {
         if !state.queue.push(share, job) {
-            return Ok(()); // the thread in its way comes to it
+            return Ok(Found::Running); // the thread in its way comes to it
+        }
+        if is_short && self.give_near(state) {
+            return Ok(Found::Near);
         }
         let found = self.find_thread(state);
         if found.is_err() {
@@ -251,21 +293,31 @@ impl Inner {
         found
     }
 
-    /// Sees to it that a thread comes to what could begin.
-    fn find_thread(self: &Arc<Inner>, state: &mut State) -> Result<(), NoThread> {
+    /// Wakes a thread. Not with the state locked: it would wait for the lock at once, and be woken again.
+    fn wake(&self, found: Found) {
+        match found {
+            Found::Running => {}
+            Found::Sleeping => self.work.notify_one(),
+            Found::Near => self.near_work.notify_one(),
+        }
+    }
+
+    /// Finds or starts a thread that comes to what could begin, once it is woken.
+    fn find_thread(self: &Arc<Inner>, state: &mut State) -> Result<Found, NoThread> {
         if state.idle >= state.queue.len() || state.threads == self.threads_max {
-            self.work.notify_one();
-            return Ok(());
+            return Ok(Found::Sleeping);
         }
         let inner = self.clone();
         let started =
             std::thread::Builder::new().name(self.name.clone()).spawn(move || inner.work());
         match started {
-            Ok(_) => state.threads += 1,
-            Err(_) if state.threads > 0 => self.work.notify_one(), // they will come to it
-            Err(_) => return Err(NoThread),
+            Ok(_) => {
+                state.threads += 1;
+                Ok(Found::Running)
+            }
+            Err(_) if state.threads > 0 => Ok(Found::Sleeping), // they will come to it
+            Err(_) => Err(NoThread),
         }
-        Ok(())
     }
 
     fn work(self: &Arc<Inner>) {
@@ -280,14 +332,15 @@ impl Inner {
                 let next = self.next_waiting(&state, share.client);
                 drop(state);
                 next.into_iter().for_each(Waker::wake);
-                // The thread counts as one of the threads there may be: its death would leave the
-                // pool one short. The panic has been reported, and the waiting caller learns of it.
-                let _ = catch_unwind(AssertUnwindSafe(job));
+                run_caught(job);
                 state = self.lock();
                 state.queue.done(share);
                 // The end of a job may let two begin, and this thread takes one.
-                if state.queue.len() > 1 && state.queue.has_next() {
-                    let _ = self.find_thread(&mut state); // there is this one
+                if state.queue.len() > 1
+                    && state.queue.has_next()
+                    && let Ok(found) = self.find_thread(&mut state)
+                {
+                    self.wake(found); // else there is this one
                 }
                 continue;
             }
@@ -305,6 +358,12 @@ impl Inner {
         }
         state.threads -= 1;
     }
+}
+
+/// The thread counts as one of the threads there may be: its death would leave the pool one short. A panic has been
+/// reported, and the waiting caller learns of it.
+fn run_caught(job: Job) {
+    let _ = catch_unwind(AssertUnwindSafe(job));
 }
 
 #[cfg(test)]

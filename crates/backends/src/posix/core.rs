@@ -16,7 +16,7 @@ use super::directory_locks::DirectoryLocks;
 use super::files::OpenFileTable;
 use super::handle::HandleCodec;
 use super::inode_cache::{CachedInode, InodeCache};
-use super::lanes::{DeferredClose, Lane, Lanes};
+use super::lanes::{DeferredClose, Lane, LaneCall, Lanes};
 use super::lower_fs::{BTRFS, EXT, LowerFs};
 use super::mounts_below::MountsBelow;
 use super::options::{DescriptorStore, Inline, PosixOptions};
@@ -272,7 +272,7 @@ impl Core {
     /// Becomes the caller and does `work` on a thread of a lane.
     pub(crate) async fn on_lane<T: Send + 'static>(
         self: &Arc<Core>,
-        lane: Lane,
+        lane: impl Into<LaneCall>,
         about: FileId,
         caller: SquashedCaller,
         work: impl FnOnce(&Core, &SquashedCaller) -> Option<Result<T>> + Send + 'static,

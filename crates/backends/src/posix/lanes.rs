@@ -5,6 +5,8 @@
 //! lane does not wait for another. Lookups of names and attributes stay on the serving thread as long as
 //! no recent call was slow. Most of what they need is in memory, and a hand-over costs more than they do.
 //!
+//! A lone short call runs on the CPU of its caller, by the near thread of its lane (ADR 0062).
+//!
 //! File systems in memory have no disk. Only moving or freeing much memory takes long there.
 
 use std::cell::Cell;
@@ -37,6 +39,9 @@ pub(crate) const QUICK_MAX_BYTES: u64 = 4 << 20;
 /// So soon after its creation a file in memory is closed without a look at its size. To store data takes
 /// longer than to free them.
 pub(super) const NEW_LASTS: Duration = Duration::from_millis(2);
+
+/// Data that are copied within some 20 microseconds.
+const SHORT_MAX_BYTES: usize = 64 << 10;
 
 /// Descriptors that wait to be closed. A thread that drops a further one closes it itself.
 const CLOSES_MAX: usize = 1024;
@@ -86,6 +91,32 @@ impl Lane {
     ];
 }
 
+/// A call in a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LaneCall {
+    lane: Lane,
+    /// The call uses a CPU for a moment, however long it waits.
+    is_short: bool,
+}
+
+impl LaneCall {
+    /// A call that moves so many bytes.
+    pub(crate) fn moving(lane: Lane, len_bytes: usize) -> LaneCall {
+        LaneCall { lane, is_short: len_bytes <= SHORT_MAX_BYTES }
+    }
+}
+
+impl From<Lane> for LaneCall {
+    fn from(lane: Lane) -> LaneCall {
+        let is_short = match lane {
+            Lane::Changes => true,
+            // What these take depends on the data, or on what is in memory.
+            Lane::Looks | Lane::Reads | Lane::Writes | Lane::Syncs | Lane::Closes => false,
+        };
+        LaneCall { lane, is_short }
+    }
+}
+
 /// The threads of one export, except those that serve connections.
 pub(crate) struct Lanes {
     pools: [Pool; Lane::ALL.len()],
@@ -115,7 +146,7 @@ impl Lanes {
                 Pool::shared(name, threads, options.queue_max, (each, same_file(lane)))
             }),
             is_memory,
-            running: Arc::new(RunningCalls::new(threads * Lane::ALL.len())),
+            running: Arc::new(RunningCalls::new((threads + 1) * Lane::ALL.len())),
             slow_until: AtomicU64::new(0),
             closing: Arc::default(),
         })
@@ -129,10 +160,11 @@ impl Lanes {
     /// the same file one after the other.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
-        lane: Lane,
+        call: impl Into<LaneCall>,
         (client, file): (u64, Option<FileId>),
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, NoThread> {
+        let LaneCall { lane, is_short } = call.into();
         let thing = file.map(|id| id.ino ^ id.generation.rotate_left(32));
         let running = self.running.clone();
         let work = move || {
@@ -140,7 +172,11 @@ impl Lanes {
             let _running = running.begin();
             work()
         };
-        self.pool(lane).run_for(Share { client, thing }, work).await
+        let (pool, share) = (self.pool(lane), Share { client, thing });
+        match is_short {
+            true => pool.run_short_for(share, work).await,
+            false => pool.run_for(share, work).await,
+        }
     }
 
     /// Whether looks at names and attributes may have to wait for the disk now.
@@ -344,7 +380,7 @@ impl Drop for DeferredClose {
 mod tests {
     use std::sync::mpsc::channel;
 
-    use dray_rt::{DriverKind, Executor};
+    use dray_rt::{CpuSet, DriverKind, Executor};
 
     use super::*;
 
@@ -383,6 +419,31 @@ mod tests {
         drop(thaw);
         assert!(thread.join().unwrap());
         assert!(!lanes.are_busy(), "what it was is for who did it to say");
+    }
+
+    /// A lone small write took twice as long: it was made on another CPU, which had to be woken (ADR 0062).
+    #[test]
+    fn lone_short_calls_stay_on_the_cpu_of_the_serving_thread() {
+        let allowed = CpuSet::allowed().unwrap();
+        let first = CpuSet::only(allowed.iter().next().unwrap());
+        let lanes = lanes();
+        let serving = std::thread::spawn(move || {
+            first.pin().unwrap();
+            Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+                for (call, cpus) in [
+                    (LaneCall::moving(Lane::Writes, SHORT_MAX_BYTES), &first),
+                    (LaneCall::moving(Lane::Syncs, 1), &first),
+                    (Lane::Changes.into(), &first),
+                    (LaneCall::moving(Lane::Writes, SHORT_MAX_BYTES + 1), &allowed),
+                    (Lane::Syncs.into(), &allowed),
+                    (Lane::Reads.into(), &allowed),
+                ] {
+                    let ran = lanes.run(call, (1, None), || CpuSet::allowed().unwrap()).await;
+                    assert_eq!(ran.as_ref(), Ok(cpus), "{call:?}");
+                }
+            });
+        });
+        serving.join().unwrap();
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::attrs::AttrTarget;
 use super::core::{Core, SquashedCaller};
 use super::data::{self, Copy, WriteAttempt};
 use super::descriptor::FileState;
-use super::lanes::Lane;
+use super::lanes::{Lane, LaneCall};
 use super::options::Inline;
 use super::sys;
 use crate::locks::Owner;
@@ -78,11 +78,11 @@ impl PosixFile {
                 None => {}
             }
         }
-        let file = file.clone();
+        let (file, lane) = (file.clone(), if how.sync { Lane::Syncs } else { Lane::Writes });
+        let lane = LaneCall::moving(lane, from.len());
         let write = move |core: &Core, caller: &SquashedCaller| {
             Some(data::write(core, caller, &file, (how, done), &from))
         };
-        let lane = if how.sync { Lane::Syncs } else { Lane::Writes };
         // In a box, so that writes that end on this thread are no larger.
         match Box::pin(core.on_lane(lane, self.id(), caller, write)).await {
             Err(_) if done > 0 => Ok(done),
