@@ -4,8 +4,8 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
+use crate::driver::Kick;
 use crate::driver::alarm::Alarm;
-use crate::driver::{Kick, drain_event};
 use crate::executor::ExecutorShared;
 use crate::source::Readiness;
 use crate::time::Instant;
@@ -17,7 +17,7 @@ const ALARM_ID: u64 = u64::MAX - 1;
 
 pub(crate) struct Epoll {
     fd: Arc<OwnedFd>,
-    kick: Arc<OwnedFd>,
+    _kick: Arc<OwnedFd>,
     alarm: Alarm,
     events: Vec<libc::epoll_event>,
 }
@@ -32,11 +32,11 @@ impl Epoll {
         // SAFETY: just made, owned by nobody else.
         let fd = Arc::new(unsafe { OwnedFd::from_raw_fd(fd) });
         let (kick, event) = Kick::new()?;
-        add(&fd, event.as_raw_fd(), KICK_ID, false)?;
+        add_bits(&fd, event.as_raw_fd(), KICK_ID, libc::EPOLLIN | libc::EPOLLET)?;
         let alarm = Alarm::new()?;
         add(&fd, alarm.fd(), ALARM_ID, false)?;
         let events = vec![libc::epoll_event { events: 0, u64: 0 }; EVENTS_PER_WAIT];
-        Ok((Epoll { fd, kick: event, alarm, events }, kick))
+        Ok((Epoll { fd, _kick: event, alarm, events }, kick))
     }
 
     pub(crate) fn fd(&self) -> Arc<OwnedFd> {
@@ -64,7 +64,7 @@ impl Epoll {
         for event in &self.events[..count.max(0) as usize] {
             let (bits, id) = (event.events as i32, event.u64);
             if id == KICK_ID {
-                drain_event(self.kick.as_raw_fd());
+                // It is not read: each kick is an event of its own, and a read would be one more.
             } else if id == ALARM_ID {
                 self.alarm.went_off();
                 shared.wake_due_timers();
@@ -89,6 +89,10 @@ pub(crate) fn add(epoll: &OwnedFd, fd: RawFd, id: u64, shared: bool) -> io::Resu
         true => libc::EPOLLIN | libc::EPOLLEXCLUSIVE,
         false => libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET,
     };
+    add_bits(epoll, fd, id, bits)
+}
+
+fn add_bits(epoll: &OwnedFd, fd: RawFd, id: u64, bits: i32) -> io::Result<()> {
     let mut event = libc::epoll_event { events: bits as u32, u64: id };
     // SAFETY: `event` is read during the call only.
     match unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut event) } {
