@@ -10,7 +10,7 @@ store 600
 # Not in suites that kill servers: where an export has leases, changes wait for a term after that.
 export_options=,leases
 serve
-mount_at mnt
+mount_at mnt leases=no
 # Its other users run the program and name files below the scratch directory.
 cp "${TOOLS:-$target/tools/bin}/pjdfstest" "$scratch/pjdfstest"
 chmod 755 "$scratch/pjdfstest"
