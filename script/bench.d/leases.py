@@ -1,7 +1,8 @@
 """Loads of `script/bench leases`: the arms interleaved, medians of the rounds, JSON lines.
 
 Ratios are those of a second run beside the bare directory, on one mount; `_first` is the first run beside the
-strict mount without leases.
+strict mount without leases. `_requests` is how many requests the kernel makes of the daemon in a second run.
+The arm `ring` is the same over io_uring, where the kernel has that.
 """
 
 import json
@@ -21,6 +22,10 @@ FILES = int(os.environ["FILES"])
 FILE_MIB = int(os.environ["FILE_MIB"])
 DRAY = os.environ["DRAY"]
 ARMS = {"bare": BARE, "strict": f"{WORK}/strict", "leased": f"{WORK}/leased"}
+LEASED = ["leased"]
+if os.path.ismount(f"{WORK}/ring"):
+    ARMS["ring"] = f"{WORK}/ring"
+    LEASED.append("ring")
 
 
 def say(metric, value, unit, arm="leased"):
@@ -40,25 +45,41 @@ def command(*words, cwd=None):
 
 def second_runs(name, run_at, again=None):
     """The median ratios of second runs, and of first runs, of `run_at(directory)()`."""
-    ratios, first = [], []
+    ratios, first, asked = ({arm: [] for arm in LEASED} for _ in range(3))
     for _ in range(ROUNDS):
         times = {}
         for arm, at in ARMS.items():
-            forget(at)
+            forget(arm)
             run = run_at(at)
             cold = took(run)
+            before = requests(at) if arm in LEASED else 0
             times[arm] = (cold, took(again(at) if again else run))
-        ratios.append(times["leased"][1] / times["bare"][1])
-        first.append(times["leased"][0] / times["strict"][0])
+            if arm in LEASED:
+                asked[arm].append(requests(at) - before)
+        for arm in LEASED:
+            ratios[arm].append(times[arm][1] / times["bare"][1])
+            first[arm].append(times[arm][0] / times["strict"][0])
         strict = times["strict"][1] / times["bare"][1]
-    say(f"{name}_ratio", statistics.median(ratios), "x")
+    for arm in LEASED:
+        say(f"{name}_ratio", statistics.median(ratios[arm]), "x", arm)
+        say(f"{name}_first", statistics.median(first[arm]), "x", arm)
+        say(f"{name}_requests", statistics.median(asked[arm]), "calls", arm)
     say(f"{name}_ratio", strict, "x", "strict")
-    say(f"{name}_first", statistics.median(first), "x")
 
 
-def forget(at):
+def requests(at):
+    """What the kernel has asked of the daemon of a mount so far."""
+    return sum(status(at)["ops"].values())
+
+
+def status(at):
+    said = subprocess.run([DRAY, "status", at, "--json"], check=True, capture_output=True)
+    return json.loads(said.stdout)
+
+
+def forget(arm):
     """What was leased ends: a change by another mount would do so file by file. This is a rest of a term."""
-    if at == ARMS["leased"]:
+    if arm in LEASED:
         subprocess.run(["sh", "-c", "echo 2 >/proc/sys/vm/drop_caches"], check=True)
 
 
@@ -187,13 +208,12 @@ def contended():
 
 def idle():
     """Switches of context of the daemon of a mount that rests, in ten seconds."""
-    status = json.loads(subprocess.run([DRAY, "status", f"{WORK}/leased", "--json"], check=True,
-                                       capture_output=True).stdout)
+    pid = status(f"{WORK}/leased")["pid"]
 
     def switches():
         count = 0
-        for task in os.listdir(f"/proc/{status['pid']}/task"):
-            with open(f"/proc/{status['pid']}/task/{task}/status") as file:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/status") as file:
                 count += sum(int(line.split()[1]) for line in file if "ctxt_switches" in line)
         return count
 
@@ -277,8 +297,7 @@ def pip_install():
 
 def calls(at):
     """Round trips of a mount so far."""
-    status = subprocess.run([DRAY, "status", at, "--json"], check=True, capture_output=True)
-    return json.loads(status.stdout)["server"]["calls"]
+    return status(at)["server"]["calls"]
 
 
 def round_trips():

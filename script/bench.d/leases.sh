@@ -15,16 +15,21 @@ bench_leases() {
     port=$(free_port $((17500 + RANDOM % 2000)))
     mkdir -m 777 "$STORE/data"
     start_dray_server "$port" "$STORE/data" leases
-    mount_dray "$port" "$WORK/strict" leases=no
-    mount_dray "$port" "$WORK/strict2" leases=no
-    mount_dray "$port" "$WORK/leased" leases=yes
-    mount_dray "$port" "$WORK/other" leases=yes
-    mount_dray "$port" "$WORK/cold" leases=yes
+    # On one transport, whatever the machine has switched on.
+    mount_dray "$port" "$WORK/strict" leases=no,transport=classic
+    mount_dray "$port" "$WORK/strict2" leases=no,transport=classic
+    mount_dray "$port" "$WORK/leased" leases=yes,transport=classic
+    mount_dray "$port" "$WORK/other" leases=yes,transport=classic
+    mount_dray "$port" "$WORK/cold" leases=yes,transport=classic
     mkdir -m 700 "$WORK/cache"
     mount_dray "$port" "$WORK/cached" "leases=yes,cache=$WORK/cache,cache_size=4G"
     mount_dray "$port" "$WORK/through" "consistency=immutable,cache=$WORK/cache,cache_size=4G"
     mount_dray "$port" "$WORK/asked" \
         "consistency=immutable,cache=$WORK/cache,cache_size=4G,cache_passthrough=no"
+    # The same over rings: what is left of a second run is mostly the way of requests to the daemon and back.
+    if switch_uring_on; then
+        mount_dray "$port" "$WORK/ring" leases=yes,transport=uring
+    fi
     DRAY=$DRAY ROUNDS=$ROUNDS FILES=$FILES FILE_MIB=$FILE_MIB CACHE=$WORK/cache BARE=$STORE/data \
         python3 script/bench.d/leases.py "$WORK" | tee "$OUT/leases.jsonl"
     "$BENCH" batch --target "dray://127.0.0.1:$port/data" --rounds "$ROUNDS" | tee -a "$OUT/leases.jsonl"
