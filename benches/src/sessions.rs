@@ -35,6 +35,7 @@ async fn connect(address: &Address, export: &str, leases: LeaseWish) -> CommandR
         lease_share: None,
         definition: 0,
         group: None,
+        aside: None,
     };
     let session = ClientSession::connect(
         Arc::new(ReservedPort(address.clone())),

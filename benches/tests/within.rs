@@ -35,6 +35,7 @@ async fn client() -> RemoteFs {
         lease_share: None,
         definition: 0,
         group: None,
+        aside: None,
     };
     let session = ClientSession::connect(Arc::new(connector), options, SessionMemory::heap()).await;
     RemoteFs::new(session.unwrap())

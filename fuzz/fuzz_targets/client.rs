@@ -49,6 +49,7 @@ fuzz_target!(|bytes: &[u8]| {
             lease_share: None,
             definition: 0,
             group: None,
+            aside: None,
         };
         let connected = ClientSession::connect(connector, options, SessionMemory::heap());
         let connected = dray_rt::timeout(TIMEOUT * 20, connected).await;

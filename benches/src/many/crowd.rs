@@ -269,6 +269,7 @@ async fn connect_one(
             lease_share: None,
             definition: 0,
             group: None,
+            aside: None,
         };
         match ClientSession::connect(link.clone(), options, SessionMemory::heap()).await {
             Ok(session) => {

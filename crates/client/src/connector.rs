@@ -1,6 +1,7 @@
 //! Makes a session from a target.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,6 +39,8 @@ pub struct ConnectOptions {
     pub definition: u64,
     /// All sessions of the mount, where there is one for each slice of a projection.
     pub group: Option<Arc<SessionGroup>>,
+    /// A directory for what was written under a write lease, and can be written to its file no more (ADR 0053).
+    pub aside: Option<PathBuf>,
 }
 
 /// Begins a session with the server of `target`, served by the calling task's executor.
@@ -133,6 +136,7 @@ fn session_options(export: &str, options: &ConnectOptions) -> ClientOptions {
         lease_share: options.lease_share.clone(),
         definition: options.definition,
         group: options.group.clone(),
+        aside: options.aside.clone(),
     }
 }
 

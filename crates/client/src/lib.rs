@@ -23,6 +23,6 @@ pub use target::Target;
 
 pub use dray_rpc::auth::Key;
 pub use dray_rpc::client::{
-    ChannelStats, ClientSession, ConnectError, LeaseMemoryStatus, LeaseWish, LossEvent, RemoteFs,
-    SessionMemory, SessionStatus, UnsyncedStatus,
+    ChannelStats, ClientSession, ConnectError, KeptWritesStatus, LeaseMemoryStatus, LeaseWish,
+    LossEvent, RemoteFs, SessionMemory, SessionStatus, UnsyncedStatus,
 };

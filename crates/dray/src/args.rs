@@ -232,6 +232,7 @@ pub struct ServeArgs {
     ///   leases[=yes|no]       lease names and attributes to mounts that want
     ///                         it; only if nothing but this server changes
     ///                         the files (dray-serve(8)) [default: no]
+    ///   write_leases[=yes|no] lease writes, too [default: no]
     ///   direct                pass O_DIRECT on to the file system below
     ///   inline=auto|always|never
     ///                         whether calls to it are made by the threads
@@ -318,6 +319,9 @@ pub struct MountArgs {
     ///   leases=yes|no         believe names and attributes under strict
     ///                         until the server recalls them, if the export
     ///                         has leases, too [default: no]
+    ///   write_leases=yes|no   keep small writes until the close, a second at
+    ///                         most, of files that nobody else looks at, if
+    ///                         the export leases writes [default: no]
     ///   cache=DIR             keep what is read on a local disk
     ///                         (dray-cache(1)); strict needs leases=yes
     ///   cache_size=SIZE       how much it takes at most [default: 10G]

@@ -64,7 +64,7 @@ impl Rig {
     fn new(binary: &OsString, served: &Path, options: &str, mounts: usize) -> Rig {
         let dir = TempDir::new("mounts").expect("a temporary directory");
         let socket = dir.path().join("socket");
-        let export = format!("test={},squash=none,leases", served.display());
+        let export = format!("test={},squash=none,leases,write_leases", served.display());
         let mut server = Command::new(binary);
         server.arg("serve").args(["--export", &export]);
         server.arg("--listen").arg(format!("unix://{}", socket.display()));
@@ -287,6 +287,7 @@ async fn through_both(
         lease_share: None,
         definition: 0,
         group: None,
+        aside: None,
     };
     let session = ClientSession::connect(connector, options, SessionMemory::heap()).await;
     let session = session.map_err(|error| words(&error))?;
@@ -336,6 +337,16 @@ fn three_mounts_under_leases_agree_with_the_model_uring() {
     if binary().is_some() && rings_are_on() {
         let tmpfs = Tmpfs::new(64 << 20).expect("a tmpfs");
         leased(tmpfs.path(), "uring", 3, 8);
+    }
+}
+
+// proves: P257, P283
+#[test]
+fn two_mounts_that_keep_writes_agree_with_the_model_classic() {
+    if binary().is_some() {
+        let ext4 = Ext4::new(64 << 20, "").expect("an ext4");
+        let options = "transport=classic,leases=yes,write_leases=yes";
+        agree_as(Quirks::kernel(), ext4.path(), options, 2, 12);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_client::{SessionStatus, UnsyncedStatus};
+use dray_client::{KeptWritesStatus, SessionStatus, UnsyncedStatus};
 use dray_fuse::Stats;
 use dray_layers::metrics::{Metrics, PrometheusText};
 
@@ -24,8 +24,32 @@ pub fn text(report: &MountReport, calls: &Arc<Metrics>) -> String {
     let stats = report.reporter.stats();
     kernel(&stats, &labels, &mut text);
     server(report, &labels, &mut text);
+    kept_writes(&report.sessions(), &labels, &mut text);
     unsynced(&report.unsynced(), &labels, &mut text);
     text
+}
+
+/// What is kept under write leases, where that is wanted.
+fn kept_writes(sessions: &[SessionStatus], labels: &str, text: &mut String) {
+    let kept: Vec<_> = sessions.iter().filter_map(|session| session.kept_writes).collect();
+    if kept.is_empty() {
+        return;
+    }
+    let sum = |field: fn(&KeptWritesStatus) -> u64| kept.iter().map(field).sum::<u64>();
+    for (name, help, kind, value) in [
+        ("write_leases", "Files whose writes may be kept.", Gauge, sum(|one| one.files)),
+        ("kept_write_bytes", "Bytes that are kept now.", Gauge, sum(|one| one.bytes)),
+        (
+            "kept_writes_lost_total",
+            "Times that something kept was not written to its file.",
+            Counter,
+            sum(|one| one.lost),
+        ),
+    ] {
+        let name = format!("dray_mount_{name}");
+        head(text, &name, kind, help);
+        sample(text, &name, labels, value);
+    }
 }
 
 /// What the kernel asks for.

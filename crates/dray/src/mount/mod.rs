@@ -18,6 +18,8 @@ pub(crate) mod upgrade;
 use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -213,10 +215,11 @@ impl Mount {
             replay_bytes: self.plan.replay_bytes,
             caches: self.plan.consistency == Consistency::CloseToOpen,
             counts_on_one_user: self.believes() && !self.kernel_checks(),
-            leases: lease_wish(self.plan.takes_leases()),
+            leases: lease_wish(self.plan.takes_leases(), self.plan.write_leases),
             definition: 0,
             group: None,
             lease_share: None,
+            aside: self.plan.write_leases.then(|| aside_dir(&self.known.at)),
         }
     }
 
@@ -252,7 +255,7 @@ impl Mount {
     }
 
     async fn greet(&self) -> Result<Offered, ConnectError> {
-        let leases = lease_wish(self.plan.asks_for_leases());
+        let leases = lease_wish(self.plan.asks_for_leases(), false);
         let options = ConnectOptions { leases, ..self.client_options() };
         let memory = ClientMemory::Heap;
         let session =
@@ -391,12 +394,25 @@ impl Mount {
     }
 }
 
-fn lease_wish(wanted: bool) -> LeaseWish {
+fn lease_wish(wanted: bool, keeps_writes: bool) -> LeaseWish {
     match wanted {
         // The kernel checks every caller, or all callers are one user.
-        true => LeaseWish::Yes { callers_are_checked: true, keeps_writes: false },
+        true => LeaseWish::Yes { callers_are_checked: true, keeps_writes },
         false => LeaseWish::No,
     }
+}
+
+/// Where that is which was written at this mount under a write lease, and could be written to its file no more.
+pub(crate) fn aside_dir(at: &Path) -> PathBuf {
+    let mut name = String::new();
+    for byte in at.as_os_str().as_bytes().iter().skip(1) {
+        match byte {
+            b'/' => name.push('-'),
+            byte if byte.is_ascii_alphanumeric() => name.push(char::from(*byte)),
+            byte => name += &format!("%{byte:02x}"),
+        }
+    }
+    paths::state_dir().join("aside").join(name)
 }
 
 /// A mount goes on without its cache if that cannot be used.

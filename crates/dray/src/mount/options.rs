@@ -54,6 +54,8 @@ pub struct MountPlan {
     pub shared_mmap: bool,
     /// Whether under strict the server leases names and attributes, which the kernel believes meanwhile.
     pub leases: LeaseChoice,
+    /// The server leases writes, too, which are kept here for a moment.
+    pub write_leases: bool,
     /// The cache on a local disk.
     pub cache: Option<PathBuf>,
     /// Most bytes that it takes.
@@ -94,6 +96,7 @@ impl Default for MountPlan {
             allow_other: None,
             shared_mmap: true,
             leases: LeaseChoice::Auto,
+            write_leases: false,
             cache: None,
             cache_bytes: CACHE_BYTES,
             cache_rules: None,
@@ -117,7 +120,7 @@ const CACHE_BYTES: u64 = 10 << 30;
 const CACHE_MIN_BYTES: u64 = 16 << 20;
 
 /// Options that mean something to us.
-const KNOWN: [&str; 28] = [
+const KNOWN: [&str; 29] = [
     "timeout",
     "consistency",
     "transport",
@@ -138,6 +141,7 @@ const KNOWN: [&str; 28] = [
     "shared_mmap",
     "noshared_mmap",
     "leases",
+    "write_leases",
     "cache",
     "cache_size",
     "cache_rules",
@@ -150,7 +154,7 @@ const KNOWN: [&str; 28] = [
 
 /// What shells offer of these behind `-o`: with each value that is a word, or with what comes before
 /// a value.
-pub const OFFERED: [&str; 37] = [
+pub const OFFERED: [&str; 39] = [
     "ro",
     "rw",
     "nosuid",
@@ -184,6 +188,8 @@ pub const OFFERED: [&str; 37] = [
     "cache_passthrough=no",
     "config=",
     "leases=no",
+    "write_leases=yes",
+    "write_leases=no",
     "transport=auto",
     "transport=uring",
     "transport=classic",
@@ -266,6 +272,11 @@ impl MountPlan {
         }
         let mut options = options.iter().filter(|option| !option.is_empty());
         options.try_for_each(|one| plan.set(one, auth))?;
+        let may_have = plan.consistency == Consistency::Strict && plan.leases != LeaseChoice::No;
+        if plan.write_leases && !may_have {
+            let what = "mount option `write_leases`: it needs consistency=strict and leases";
+            return Err(Failure::usage(what.to_owned()));
+        }
         Ok(plan)
     }
 
@@ -339,6 +350,7 @@ impl MountPlan {
             ("allow_other", if allow_other { "yes" } else { "no" }.to_owned()),
             ("shared_mmap", if self.shared_mmap { "yes" } else { "no" }.to_owned()),
             ("leases", lease_choice_name(self.leases).to_owned()),
+            ("write_leases", if self.write_leases { "yes" } else { "no" }.to_owned()),
             ("cache", none_or(self.cache.as_ref().map(|dir| dir.display().to_string()))),
             ("cache_size", self.cache_bytes.to_string()),
             ("cache_rules", none_or(self.cache_rules.clone())),
@@ -368,6 +380,10 @@ impl MountPlan {
             }
             "consistency" => {
                 self.consistency = parse_consistency(needed()?).map_err(|w| wrong(&w))?
+            }
+            "write_leases" => {
+                let value = value.unwrap_or("yes");
+                self.write_leases = parse_yes_no(value).map_err(|what| wrong(&what))?;
             }
             "leases" => {
                 self.leases =

@@ -85,6 +85,7 @@ pub struct ExportTable {
     allow: Vec<String>,
     insecure: bool,
     leases: bool,
+    write_leases: bool,
     read_ahead: Option<String>,
     merge_writes: Option<String>,
     audit: Option<AuditTable>,
@@ -293,6 +294,7 @@ impl ExportTable {
         plan.read_only = self.read_only;
         plan.insecure = self.insecure;
         plan.leases = self.leases;
+        plan.write_leases = self.write_leases;
         for (key, value) in [("read_ahead", &self.read_ahead), ("merge_writes", &self.merge_writes)]
         {
             let value = value.as_deref().unwrap_or("no");

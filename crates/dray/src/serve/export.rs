@@ -35,6 +35,8 @@ pub struct ExportPlan {
     pub insecure: bool,
     /// Names and attributes are leased to clients that want it.
     pub leases: bool,
+    /// Writes are leased, too.
+    pub write_leases: bool,
     /// The kind of what serves it.
     pub backend: &'static dyn BackendKind,
     /// Where its files are.
@@ -48,8 +50,18 @@ pub struct ExportPlan {
 }
 
 /// Options of all exports on the command line, for slips of the pen. Backends have further ones.
-const OPTIONS: [&str; 10] = [
-    "ro", "rw", "squash", "allow", "anonuid", "anongid", "secure", "insecure", "leases", "backend",
+const OPTIONS: [&str; 11] = [
+    "ro",
+    "rw",
+    "squash",
+    "allow",
+    "anonuid",
+    "anongid",
+    "secure",
+    "insecure",
+    "leases",
+    "write_leases",
+    "backend",
 ];
 
 impl ExportPlan {
@@ -85,6 +97,7 @@ impl ExportPlan {
             allow: Vec::new(),
             insecure: false,
             leases: false,
+            write_leases: false,
             aggregation: AggregationPlan::default(),
             audit: AuditPlan::default(),
         })
@@ -126,6 +139,7 @@ pub struct UnconfiguredExport {
     pub allow: Vec<Allow>,
     pub insecure: bool,
     pub leases: bool,
+    pub write_leases: bool,
     pub aggregation: AggregationPlan,
     pub audit: AuditPlan,
 }
@@ -142,6 +156,7 @@ impl UnconfiguredExport {
             allow,
             insecure,
             leases,
+            write_leases,
             aggregation,
             audit,
         } = self;
@@ -160,6 +175,9 @@ impl UnconfiguredExport {
         if leases && aggregation.merge_bytes > 0 {
             return Err("leases and merge_writes do not go together: leave one of them out".into());
         }
+        if write_leases && !leases {
+            return Err("write_leases: it needs leases, too".into());
+        }
         let projection = None; // of those in a file of projections
         Ok(ExportPlan {
             name,
@@ -169,6 +187,7 @@ impl UnconfiguredExport {
             allow,
             insecure,
             leases,
+            write_leases,
             backend,
             source,
             aggregation,
@@ -213,7 +232,11 @@ impl UnconfiguredExport {
                 "anongid" => gid = Gid(id()?),
                 "leases" => {
                     let value = if part.contains('=') { value } else { "yes" };
-                    self.leases = yes_or_no(value).map_err(|what| wrong(&what))?;
+                    self.leases = yes_or_no(key, value).map_err(|what| wrong(&what))?;
+                }
+                "write_leases" => {
+                    let value = if part.contains('=') { value } else { "yes" };
+                    self.write_leases = yes_or_no(key, value).map_err(|what| wrong(&what))?;
                 }
                 "backend" if part.contains('=') => {} // it has been heeded
                 _ if AGGREGATION_OPTIONS.contains(&key) => {
@@ -248,11 +271,11 @@ impl UnconfiguredExport {
     }
 }
 
-fn yes_or_no(value: &str) -> Result<bool, String> {
+fn yes_or_no(key: &str, value: &str) -> Result<bool, String> {
     match value {
         "yes" => Ok(true),
         "no" => Ok(false),
-        _ => Err(format!("`leases` is yes or no, not `{value}`{}", meant(value, ["yes", "no"]))),
+        _ => Err(format!("`{key}` is yes or no, not `{value}`{}", meant(value, ["yes", "no"]))),
     }
 }
 

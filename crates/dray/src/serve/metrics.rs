@@ -199,8 +199,14 @@ fn leases(exports: &[(String, LeaseStatus)], text: &mut String) {
         return;
     }
     type Value = fn(&LeaseStatus) -> u64;
-    let values: [(&str, &str, MetricKind, Value); 5] = [
+    let values: [(&str, &str, MetricKind, Value); 6] = [
         ("leases", "Files leased to clients.", Gauge, |leases| leases.held as u64),
+        (
+            "write_leases",
+            "Files of which a client may have data that are not here.",
+            Gauge,
+            |leases| leases.written as u64,
+        ),
         ("lease_recalls_total", "Recalls sent to clients.", Counter, |leases| leases.recalls),
         ("lease_recalls_acknowledged_total", "Recalls that clients answered.", Counter, |leases| {
             leases.acknowledged

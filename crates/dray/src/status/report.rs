@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use dray_cache::LocalCache;
 use dray_client::{
-    ChannelStats, ClientConnection, LeaseMemoryStatus, LossEvent, SessionStatus, UnsyncedStatus,
+    ChannelStats, ClientConnection, KeptWritesStatus, LeaseMemoryStatus, LossEvent, SessionStatus,
+    UnsyncedStatus,
 };
 use dray_core::NodeId;
 use dray_fuse::{Consistency, InFlight, JobTable, PassthroughStats, Reporter, Transport};
@@ -16,8 +17,8 @@ use dray_rpc::server::{ClientStatus, LeaseStatus, OutsideStatus, Server, ServerS
 use dray_rt::Instant;
 use serde_json::{Value, json};
 
-use crate::mount::flusher;
 use crate::mount::mount_table::MountInfo;
+use crate::mount::{aside_dir, flusher};
 use crate::serve::export_state::{DirectoryState, ExportState};
 use crate::serve::qos::{self, QosControl};
 use crate::serve::slices::{self, SlicesByProjection};
@@ -248,6 +249,7 @@ fn mount_of(client: &ClientStatus) -> Option<(NodeId, &str)> {
 fn lease_counts(leases: &LeaseStatus) -> Value {
     json!({
         "held": leases.held,
+        "written": leases.written,
         "recalls": leases.recalls,
         "acknowledged": leases.acknowledged,
         "expired": leases.expired,
@@ -318,6 +320,7 @@ impl MountReport {
         let mountpoint = self.mountpoint();
         let stats = self.reporter.stats();
         let sessions = self.sessions();
+        let keeps_writes = sessions.iter().any(|session| session.kept_writes.is_some());
         let counts: serde_json::Map<String, Value> =
             stats.counts.iter().map(|(op, count)| ((*op).to_owned(), json!(count))).collect();
         let jobs = self.reporter.jobs();
@@ -345,6 +348,7 @@ impl MountReport {
             "known_files": stats.nodes,
             "open_files": stats.handles,
             "server": server(&sessions),
+            "aside_dir": keeps_writes.then(|| aside_dir(&self.known.at).display().to_string()),
             "projection": self.session.projection().map(|projection| json!({
                 "name": projection.definition.name,
                 "layout": projection.definition.layout.to_string(),
@@ -388,6 +392,7 @@ pub(super) fn server(sessions: &[SessionStatus]) -> Value {
             "given_up": sessions.iter().map(|session| session.open_ahead.given_up).sum::<u64>(),
         },
         "leases": remembered_leases(sessions),
+        "kept_writes": kept_writes(sessions),
         "calls_resent": of_channels(|channel| channel.resent),
         "calls_in_flight": of_channels(|channel| channel.in_flight),
         "reconnections": of_channels(|channel| channel.connections.saturating_sub(1)),
@@ -407,6 +412,22 @@ fn remembered_leases(sessions: &[SessionStatus]) -> Option<Value> {
             "detail_bytes": sum(|one| one.detail_bytes),
             "hits": sum(|one| one.hits),
             "recalled": sum(|one| one.recalled),
+        })
+    })
+}
+
+/// What is kept under write leases. None if no session wants them.
+fn kept_writes(sessions: &[SessionStatus]) -> Option<Value> {
+    let kept: Vec<_> = sessions.iter().filter_map(|session| session.kept_writes).collect();
+    let sum = |field: fn(&KeptWritesStatus) -> u64| kept.iter().map(field).sum::<u64>();
+    (!kept.is_empty()).then(|| {
+        json!({
+            "files": sum(|one| one.files),
+            "bytes": sum(|one| one.bytes),
+            "writes": sum(|one| one.writes),
+            "late": sum(|one| one.late),
+            "lost": sum(|one| one.lost),
+            "aside": sum(|one| one.aside),
         })
     })
 }

@@ -220,6 +220,17 @@ fn leases_and_cache(report: &Value, out: &mut String) {
         );
         line(out, &said);
     }
+    let kept = &report["server"]["kept_writes"];
+    if kept.is_object() {
+        let said = format!(
+            "  writes: {} kept in all, {} now; of {} files something was lost, {} of that is kept aside",
+            kept["writes"],
+            size(&kept["bytes"]),
+            kept["lost"],
+            kept["aside"],
+        );
+        line(out, &said);
+    }
     let cache = &report["cache"];
     if let Some(dir) = cache["dir"].as_str() {
         let (hits, stored) = (size(&cache["hit_bytes"]), size(&cache["stored_bytes"]));

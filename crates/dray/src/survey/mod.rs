@@ -88,6 +88,7 @@ pub fn run(args: &SurveyArgs) -> Result<(), Failure> {
         definition: 0,
         group: None,
         lease_share: None,
+        aside: None,
     };
     let mut survey = Survey::new(args);
     let nothing = Loopback::start()?;

@@ -57,3 +57,4 @@ mod transport;
 mod two_mounts;
 mod upgrades;
 mod whereabouts;
+mod write_leases;

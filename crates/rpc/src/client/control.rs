@@ -56,6 +56,7 @@ impl SessionControl for RemoteFs {
         let link = &self.session.link;
         link.unsynced.may_report_loss(id)
             || link.server().writes_late && link.unsynced.has_changes_of(id)
+            || link.kept.owes(id)
     }
 
     fn mapped(&self, id: FileId) {

@@ -88,6 +88,16 @@ impl RemoteFile {
         file
     }
 
+    /// The number that it has at the server.
+    pub(crate) fn handle(&self) -> u64 {
+        self.handle
+    }
+
+    /// How it was opened.
+    pub(crate) fn how(&self) -> OpenHow {
+        self.how
+    }
+
     /// Itself. None: writes through it are not kept.
     pub(crate) fn me(&self) -> Option<Arc<RemoteFile>> {
         self.me.get()?.upgrade()
@@ -169,7 +179,7 @@ impl RemoteFile {
     }
 
     /// `data`: of a write.
-    async fn answer<T: for<'b> Wire<'b>>(
+    pub(super) async fn answer<T: for<'b> Wire<'b>>(
         &self,
         cx: &Context,
         call: &Call<'_>,
@@ -400,8 +410,16 @@ impl OpenFile for RemoteFile {
 
     fn flush<'a>(&'a self, cx: &'a Context, owner: LockOwner) -> Fut<'a, Result<()>> {
         Box::pin(async move {
-            let kept = self.session.link.kept.close(self.id).await;
-            let given_up = self.give_up_locks(cx, owner).await;
+            let link = &self.session.link;
+            // Nearly all such closes are passed on for what was kept, and not for locks.
+            let owed = link.kept.owes(self.id);
+            let kept = link.kept.close(self.id).await;
+            let of_owner = (self.id, link.owner_of(cx, owner));
+            let has_none = || link.held.owners().is_some_and(|held| !held.contains(&of_owner));
+            let given_up = match owed && has_none() {
+                true => Ok(()),
+                false => self.give_up_locks(cx, owner).await,
+            };
             kept?;
             // A loss is reported also where the server cannot be asked: the locks follow.
             self.loss_to_report(Op::Flush)?;

@@ -1,6 +1,7 @@
 //! A mount as the server knows it: its channels, its options and its status.
 
 use std::cell::RefCell;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -58,6 +59,9 @@ pub struct ClientOptions {
     pub definition: u64,
     /// Where the mount has a session for each slice of a projection: all of them.
     pub group: Option<Arc<SessionGroup>>,
+    /// A directory for what was written under a write lease, and can be written to its file no more. None: that is
+    /// lost, and the log says so.
+    pub aside: Option<PathBuf>,
 }
 
 impl ClientOptions {
@@ -164,6 +168,7 @@ impl ClientSession {
             group.join(&session.link);
         }
         session.schedule_syncs();
+        session.link.kept.inherit(&session);
         session
     }
 
@@ -210,8 +215,9 @@ impl ClientSession {
         let channel = link.new_channel();
         channel.inherit();
         link.close_inherited(&channel);
+        // It has what a process before this one kept before the server is met.
+        let session = ClientSession::new(link.clone(), info, Beginning::First);
         let outcome = link.take_over(channel.clone());
-        let session = ClientSession::new(link, info, Beginning::First);
         session.adopt(channel);
         let tried = dray_rt::timeout(patience, outcome).await;
         if let Ok(Ok(Err(error))) = tried
@@ -476,6 +482,7 @@ pub(crate) mod tests {
             lease_share: None,
             definition: 0,
             group: None,
+            aside: None,
         };
         let root = FileId { ino: 1, generation: 1 };
         let info = FsInfo { uuid: FsUuid(1), root, kind: String::new(), read_only: false };

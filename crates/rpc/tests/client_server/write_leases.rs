@@ -1,15 +1,17 @@
 //! Files whose writes a client may keep: who sees them, and what becomes of them if it is cut off.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::common::leased_site::{KEEPS, LeasedSite, TERM, YES};
-use crate::common::simulate;
+use crate::common::{client_options, simulate};
 use dray_core::{
-    Buf, BufMut, Context, CreateHow, Entry, Errno, FileId, FileSystem, Name, OpenFile, OpenHow,
-    Write,
+    Buf, BufMut, Context, CreateHow, Entry, Errno, FileId, FileSystem, Gid, Identity, Name,
+    OpenFile, OpenHow, Pid, RequestId, SessionControl, Uid, Write,
 };
-use dray_rpc::client::{KeptWritesStatus, RemoteFs};
-use dray_rt::sleep;
+use dray_rpc::client::{ClientOptions, ClientSession, KeptWritesStatus, RemoteFs, SessionMemory};
+use dray_rt::sync::oneshot;
+use dray_rt::{ExecutorHandle, Scope, sleep};
 
 async fn create(fs: &RemoteFs, root: FileId) -> (Entry, Arc<dyn OpenFile>) {
     create_named(fs, root, "file").await
@@ -80,8 +82,8 @@ fn small_writes_of_a_new_file_travel_with_its_close() {
         assert_eq!((size_below(&site, entry.id).await, kept(&one).bytes), (0, 40));
         file.flush(&cx, dray_core::LockOwner::own(1)).await.unwrap();
         assert_eq!((size_below(&site, entry.id).await, kept(&one).bytes), (40, 0));
-        // Its creation, all of its data, and its locks, of which a mount knows by itself that there are none.
-        assert_eq!(calls(&site) - before, 3);
+        // Its creation, and all of its data. It is known here that there are no locks.
+        assert_eq!(calls(&site) - before, 2);
         file.close(&cx).await.unwrap();
         let status = kept(&one);
         assert_eq!((status.writes, status.files, status.late, status.lost), (10, 0, 0, 0));
@@ -166,4 +168,126 @@ fn a_client_that_was_cut_off_writes_over_nothing_newer() {
             }
         });
     }
+}
+
+/// A process of the client `one`, in a scope of its own. `memory`: of the process before, if there was one.
+async fn process(
+    site: &LeasedSite,
+    memory: SessionMemory,
+    (follows, aside): (bool, Option<PathBuf>),
+) -> (Scope, RemoteFs) {
+    let (scope, (give, given)) = (Scope::new(), oneshot::channel());
+    let connector = site.network.connector_from("one", "s");
+    let options = ClientOptions { leases: KEEPS, aside, ..client_options() };
+    scope.spawn_on(&ExecutorHandle::current(), async move {
+        let session = match follows {
+            false => ClientSession::connect(connector, options, memory).await,
+            true => {
+                let taken = ClientSession::take_over(connector, options, memory, TERM, false);
+                taken.await.expect("the session is known")
+            }
+        };
+        let _ = give.send(RemoteFs::new(session.expect("a session"))); // the test waits for it
+    });
+    (scope, given.await.expect("it connects"))
+}
+
+fn of_request(fs: &RemoteFs, request: u64) -> Context {
+    let who = Identity { uid: Uid(0), gid: Gid(0), groups: [Gid(7)].into(), job: "job".into() };
+    Context::new(fs.session().node(), RequestId(request), Arc::new(who), Pid(1))
+}
+
+async fn write_by(fs: &RemoteFs, file: &Arc<dyn OpenFile>, (request, at): (u64, u64), data: &[u8]) {
+    let written = file.write(&of_request(fs, request), Write::at(at), Buf::from(data)).await;
+    assert_eq!(written.unwrap(), data.len());
+}
+
+/// The process dies with what it has kept, or while it sends that, or just after. A write of which the kernel has no
+/// answer comes once more, and is made once.
+// proves: P281
+#[test]
+fn what_a_process_had_kept_is_written_by_its_successor() {
+    for dies in 0..3 {
+        simulate(5 + dies, async move {
+            let (site, cx) = (LeasedSite::new(), Context::system());
+            let other = site.client("other", YES).await;
+            let memory = SessionMemory::create_memfd().unwrap();
+            let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
+            let (scope, one) = process(&site, memory, (false, None)).await;
+            let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
+            let name = Name::new(b"file").unwrap();
+            let (entry, file) =
+                one.create(&of_request(&one, 1), site.root, name, how).await.unwrap();
+            write_by(&one, &file, (2, 0), b"data ").await;
+            write_by(&one, &file, (3, 5), b"more").await;
+            assert_eq!((kept(&one).bytes, size_below(&site, entry.id).await), (9, 0));
+            let handle = file.clone();
+            match dies {
+                0 => {}
+                1 => scope.spawn_on(&ExecutorHandle::current(), async move {
+                    let _ = handle.sync(&Context::system(), true).await; // the process dies in it
+                }),
+                _ => handle.sync(&cx, true).await.unwrap(),
+            }
+            if dies == 1 {
+                dray_rt::yield_now().await;
+            }
+            scope.kill();
+            site.network.break_all("one");
+            let before = dray_rt::now();
+            let memory = SessionMemory::from_fd(fd).unwrap();
+            let (_scope, one) = process(&site, memory, (true, None)).await;
+            let file = one.attach(entry.id, OpenHow::READ_WRITE, RequestId(1)).unwrap();
+            one.attached();
+            one.hear_recalls_by(Arc::new(|_, done| drop(done)));
+            let theirs = open(&other, entry.id).await;
+            assert_eq!(read(&theirs).await, b"data more", "way {dies}");
+            theirs.write(&cx, Write::at(0), Buf::from(&b"DATA"[..])).await.unwrap();
+            // The kernel had no answer to this one. It was made before others changed that.
+            write_by(&one, &file, (2, 0), b"data ").await;
+            assert_eq!(read(&theirs).await, b"DATA more", "way {dies}");
+            write_by(&one, &file, (9, 4), b"+").await;
+            file.close(&cx).await.unwrap();
+            assert_eq!(read(&theirs).await, b"DATA+more", "way {dies}");
+            let status = kept(&one);
+            assert_eq!((status.late, status.lost, status.bytes), (0, 0, 0), "way {dies}");
+            assert!(before.elapsed() < TERM, "way {dies}: somebody waited for the end of a lease");
+        });
+    }
+}
+
+/// A client that is away for longer than its lease, and whose process dies meanwhile.
+// proves: P281, P282
+#[test]
+fn what_a_successor_may_not_write_is_kept_aside() {
+    let dir = std::env::temp_dir().join(format!("dray-kept-aside-{}", std::process::id()));
+    let aside = dir.clone();
+    simulate(9, async move {
+        let site = LeasedSite::new();
+        let other = site.client("other", YES).await;
+        let memory = SessionMemory::create_memfd().unwrap();
+        let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
+        let (scope, one) = process(&site, memory, (false, Some(aside.clone()))).await;
+        let (entry, file) = create(&one, site.root).await;
+        write(&file, 2, b"mine").await;
+        scope.kill();
+        site.network.break_all("one");
+        let theirs = open(&other, entry.id).await;
+        write(&theirs, 0, b"theirs").await;
+        let memory = SessionMemory::from_fd(fd).unwrap();
+        let (_scope, one) = process(&site, memory, (true, Some(aside))).await;
+        one.attached();
+        let begun = dray_rt::now();
+        while kept(&one).lost == 0 && begun.elapsed() < TERM {
+            sleep(std::time::Duration::from_millis(10)).await;
+        }
+        let status = kept(&one);
+        assert_eq!((status.lost, status.aside, status.bytes), (1, 1, 0));
+        assert_eq!(read(&theirs).await, b"theirs");
+    });
+    let files = std::fs::read_dir(&dir).unwrap().map(|file| file.unwrap().path());
+    let data = files.filter(|path| path.extension().is_some_and(|ending| ending == "data"));
+    let data: Vec<_> = data.map(|path| std::fs::read(path).unwrap()).collect();
+    std::fs::remove_dir_all(&dir).unwrap();
+    assert_eq!(data, [b"\0\0mine"]);
 }

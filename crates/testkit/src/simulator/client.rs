@@ -112,6 +112,7 @@ impl SimClient {
             lease_share: None,
             definition: 0,
             group: None,
+            aside: None,
         };
         loop {
             let servers = SERVERS.map(|server| network.connector_from(name, server));

@@ -163,6 +163,7 @@ impl Site {
                 lease_share: None,
                 definition: 0,
                 group: None,
+                aside: None,
             };
             let memory = SessionMemory::heap();
             memory.set_node(node);

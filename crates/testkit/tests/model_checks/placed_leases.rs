@@ -149,6 +149,7 @@ impl Client {
                 lease_share: Some(LeaseShare { group: group.clone(), member }),
                 definition: 1,
                 group: None,
+                aside: None,
             };
             let host = format!("client{number}");
             let connector = network.connector_from(&host, &Servers::name(member));

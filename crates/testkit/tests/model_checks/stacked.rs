@@ -64,6 +64,7 @@ impl Client {
             lease_share: None,
             definition: 0,
             group: None,
+            aside: None,
         };
         let connector = network.connector_from(from, to);
         let session = ClientSession::connect(connector, options, memory).await.expect("a session");

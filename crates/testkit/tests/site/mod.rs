@@ -108,6 +108,7 @@ fn client_options(host: String) -> ClientOptions {
         lease_share: None,
         definition: 0,
         group: None,
+        aside: None,
     }
 }
 

@@ -22,7 +22,7 @@ pub(super) const KEYS: [&str; 16] = [
     "export",
     "fault",
 ];
-pub(super) const EXPORT_KEYS: [&str; 13] = [
+pub(super) const EXPORT_KEYS: [&str; 14] = [
     "name",
     "dir",
     "read_only",
@@ -32,6 +32,7 @@ pub(super) const EXPORT_KEYS: [&str; 13] = [
     "allow",
     "insecure",
     "leases",
+    "write_leases",
     "read_ahead",
     "merge_writes",
     "audit",

@@ -299,6 +299,7 @@ impl Rig {
         self.mounts.push(at.clone());
         let mut command = Command::new(program);
         command.env("DRAY_RUN_DIR", self.path("run")).env("DRAY_LOG", "warn").stdin(Stdio::null());
+        command.env("DRAY_STATE_DIR", self.path("mounts-state"));
         command.arg("mount").arg(target).arg(&at).args(["-o", options]);
         let output = self.output(&command);
         let said = String::from_utf8_lossy(&output.stderr);

@@ -9,10 +9,12 @@ use dray_core::{
 use dray_rt::sync::Semaphore;
 use dray_rt::{Instant, now_with_sleeps, sleep};
 
+use super::aside::{self, LostWrites};
 use super::extents::KeptExtents;
 use super::{FILE_MAX_BYTES, KEPT_MAX_TIME, KeptSum, SESSION_MAX_BYTES, WRITE_MAX_BYTES};
 use crate::client::file::RemoteFile;
 use crate::client::leases::LeasedAnswers;
+use crate::client::memory::{InheritedKept, KeptPlace, KeptPlaces, KeptRecord, NotedFile};
 use crate::wire::{WriteBase, put_extents};
 
 /// A file for which the session has the write lease, or had it and has not sent everything.
@@ -20,6 +22,7 @@ pub(crate) struct KeptFile {
     id: FileId,
     leases: LeasedAnswers,
     sum: Arc<KeptSum>,
+    places: Arc<KeptPlaces>,
     /// What is kept is sent by one task at a time, in order.
     sending: Semaphore,
     state: Mutex<State>,
@@ -43,6 +46,13 @@ struct State {
     until: Option<Instant>,
     has_timer: bool,
     failure: Option<Error>,
+    /// Where it is noted for a process that follows this one, and the number of the open file there.
+    place: Option<(KeptPlace, u64)>,
+    is_sending: bool,
+    /// Of what a process before this one was sending: its request. It is sent as it was, and what that process had
+    /// kept besides is sent then.
+    under_way: Option<RequestId>,
+    later: KeptExtents,
 }
 
 /// What becomes of a write.
@@ -57,6 +67,8 @@ pub(crate) enum Keep {
 
 /// What is sent together.
 pub(crate) struct KeptBatch {
+    /// By which a process that follows this one sends it again.
+    pub(crate) request: RequestId,
     pub(crate) lease: u64,
     pub(crate) base: WriteBase,
     pub(crate) kill_set_id: bool,
@@ -69,9 +81,36 @@ pub(crate) struct KeptBatch {
 }
 
 impl KeptFile {
-    pub(super) fn new(id: FileId, leases: LeasedAnswers, sum: Arc<KeptSum>) -> KeptFile {
+    pub(super) fn new(
+        id: FileId,
+        leases: LeasedAnswers,
+        (sum, places): (Arc<KeptSum>, Arc<KeptPlaces>),
+    ) -> KeptFile {
         let (sending, state) = (Semaphore::new(1), Mutex::default());
-        KeptFile { id, leases, sum, sending, state }
+        KeptFile { id, leases, sum, places, sending, state }
+    }
+
+    /// What a process before this one had kept, which goes through `file`. Nothing more is kept of it until that is
+    /// sent.
+    pub(super) fn inherits(&self, kept: &InheritedKept, writer: (Arc<RemoteFile>, Context)) {
+        let mut state = self.state();
+        let first = kept.under_way.map_or(kept.writes.len(), |(_, first)| first);
+        for (index, (at, kill_set_id, data)) in kept.writes.iter().enumerate() {
+            let extents = if index < first { &mut state.extents } else { &mut state.later };
+            extents.write(*at, data);
+            state.kill_set_id |= kill_set_id;
+        }
+        let bytes = state.extents.bytes() + state.later.bytes();
+        self.sum.bytes.fetch_add(bytes, Ordering::SeqCst);
+        (state.number, state.base) = (kept.lease, kept.base);
+        (state.place, state.writer) = (Some((kept.place, kept.handle)), Some(writer));
+        state.under_way = kept.under_way.map(|(request, _)| request);
+    }
+
+    /// Whether a close has to be passed on: something is to be sent with it, or an error to be reported.
+    pub(super) fn owes(&self) -> bool {
+        let state = self.state();
+        state.is_sending || state.writer.is_some() || state.failure.is_some()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -81,7 +120,7 @@ impl KeptFile {
     pub(super) fn granted(&self, number: u64, base: WriteBase) {
         let mut state = self.state();
         // What is kept from before belongs to the former base.
-        if state.extents.bytes() == 0 && state.writer.is_none() {
+        if state.extents.bytes() == 0 && state.writer.is_none() && !state.is_sending {
             (state.lease, state.number, state.base) = (Some(number), number, base);
             (state.base_is_old, state.until) = (false, None);
         }
@@ -96,7 +135,8 @@ impl KeptFile {
 
     pub(super) fn has_ended(&self) -> bool {
         let state = self.state();
-        state.lease.is_none() && state.extents.bytes() == 0 && state.failure.is_none()
+        let is_kept = state.extents.bytes() > 0 || state.is_sending || state.writer.is_some();
+        state.lease.is_none() && !is_kept && state.failure.is_none()
     }
 
     /// What could not be written, once.
@@ -132,6 +172,9 @@ impl KeptFile {
         {
             return Keep::No;
         }
+        if self.places.are_needed() && !self.note((cx, &file), &mut state, how, data) {
+            return Keep::No;
+        }
         // Before it counts as written: what is remembered of the file is from before.
         self.leases.file_changes(self.id);
         let before = state.extents.bytes();
@@ -156,6 +199,25 @@ impl KeptFile {
         Keep::Kept
     }
 
+    /// Notes a write for a process that follows this one. False: there is no room for it.
+    fn note(
+        &self,
+        (cx, file): (&Context, &RemoteFile),
+        state: &mut State,
+        how: Write,
+        data: &[u8],
+    ) -> bool {
+        let (who, pid, lease, base) = (&*cx.who, cx.pid, state.number, state.base);
+        let (handle, opened) = (file.handle(), file.how());
+        let placed = NotedFile { id: self.id, handle, how: opened, who, pid, lease, base };
+        let begin = || Some((self.places.begin(&placed)?, handle));
+        state.place = state.place.or_else(begin);
+        let request = RequestId(file.session.link.own_request_of(cx));
+        let record = KeptRecord { at: how.at, kill_set_id: how.kill_set_id, request, data };
+        let place = state.place.filter(|(_, by)| *by == handle);
+        place.is_some_and(|(place, _)| self.places.note(place, &record))
+    }
+
     fn send_later(self: &Arc<Self>, file: &RemoteFile) {
         let kept = Arc::downgrade(self);
         file.session.link.spawn_home(async move {
@@ -168,7 +230,11 @@ impl KeptFile {
 
     /// Sends what is kept. Nobody is there whom an error could be reported: the next who writes or closes hears it.
     pub(crate) async fn settle(self: &Arc<Self>) {
-        if let Err(error) = self.write_back(false).await {
+        let _in_order = self.sending.acquire().await; // nobody closes it
+        if let Err(error) = self.send_all(false).await
+            && error.fate() != Fate::Retry
+        {
+            // Before anybody goes on who waited for this.
             self.state().failure.get_or_insert(error);
         }
     }
@@ -177,19 +243,38 @@ impl KeptFile {
     /// lost, or the server is away and it is still kept.
     pub(crate) async fn write_back(self: &Arc<Self>, ends: bool) -> Result<()> {
         let _in_order = self.sending.acquire().await; // nobody closes it
+        self.send_all(ends).await
+    }
+
+    async fn send_all(self: &Arc<Self>, ends: bool) -> Result<()> {
+        while self.send_one(ends).await? {}
+        Ok(())
+    }
+
+    /// Sends one batch. True: there is another one, which a process before this one has left.
+    async fn send_one(self: &Arc<Self>, ends: bool) -> Result<bool> {
         let (write_back, extents, (file, cx)) = {
             let mut state = self.state();
             let Some(writer) = state.writer.take() else {
                 // The server asks it back when somebody wants the file.
                 state.lease.take_if(|_| ends);
-                return Ok(());
+                return Ok(false);
             };
             let extents = std::mem::take(&mut state.extents);
             state.lease.take_if(|_| ends);
-            (state.message(&extents, ends), extents, writer)
+            state.is_sending = true;
+            let before = state.under_way.take();
+            let own = || RequestId(writer.0.session.link.own_handle());
+            let request = before.unwrap_or_else(own);
+            if let Some((place, _)) = state.place.filter(|_| before.is_none()) {
+                self.places.is_sending(place, request);
+            }
+            let ends = ends && state.later.bytes() == 0;
+            (state.message(&extents, (request, ends)), extents, writer)
         };
         let sent = file.write_back(&cx, write_back).await;
         let mut state = self.state();
+        state.is_sending = false;
         match sent {
             Ok(base) => {
                 self.sum.bytes.fetch_sub(extents.bytes(), Ordering::SeqCst);
@@ -197,7 +282,14 @@ impl KeptFile {
                 if state.until.is_some_and(|until| until < now_with_sleeps()) {
                     self.sum.late.fetch_add(1, Ordering::SeqCst);
                 }
-                Ok(())
+                let sent = (state.number, base);
+                state.place.take_if(|(place, _)| self.places.is_sent(*place, sent));
+                let later = std::mem::take(&mut state.later);
+                if later.bytes() == 0 {
+                    return Ok(false);
+                }
+                (state.extents, state.writer) = (later, Some((file.clone(), cx)));
+                Ok(true)
             }
             Err(error) if error.fate() == Fate::Retry => {
                 let before = extents.bytes() + state.extents.bytes();
@@ -205,35 +297,58 @@ impl KeptFile {
                 state.extents = extents.under(&newer);
                 self.sum.bytes.fetch_sub(before - state.extents.bytes(), Ordering::SeqCst);
                 state.writer.get_or_insert((file.clone(), cx));
+                if let Some((place, _)) = state.place {
+                    self.places.is_not_sent(place);
+                }
                 if !std::mem::replace(&mut state.has_timer, true) {
                     self.send_later(&file);
                 }
                 Err(error)
             }
             Err(error) => {
-                self.sum.bytes.fetch_sub(extents.bytes(), Ordering::SeqCst);
+                let later = std::mem::take(&mut state.later);
+                let later_bytes = later.bytes();
+                self.sum.bytes.fetch_sub(extents.bytes() + later_bytes, Ordering::SeqCst);
                 self.sum.lost.fetch_add(1, Ordering::SeqCst);
                 state.lease = None;
-                Err(self.lost(error))
+                let error = self.lost(error, (&file, &cx), &extents.under(&later));
+                let sent = (state.number, state.base);
+                state.place.take_if(|(place, _)| match later_bytes > 0 {
+                    true => {
+                        self.places.clear(*place);
+                        true
+                    }
+                    false => self.places.is_sent(*place, sent),
+                });
+                Err(error)
             }
         }
     }
 
-    fn lost(&self, error: Error) -> Error {
-        let id = self.id;
+    /// What cannot be written any more is kept aside, if there is a directory for that.
+    fn lost(
+        &self,
+        error: Error,
+        (file, cx): (&RemoteFile, &Context),
+        extents: &KeptExtents,
+    ) -> Error {
+        // The file system has no room: a program hears of that at any time.
+        if [Errno::ENOSPC, Errno::EDQUOT, Errno::EFBIG].contains(&error.errno()) {
+            return error.during(Op::Write);
+        }
+        let lost = LostWrites { id: self.id, who: &cx.who, extents, why: &error };
+        let kept = aside::keep(file.session.link.options.aside.as_deref(), &lost);
+        self.sum.aside.fetch_add(u64::from(kept.is_some()), Ordering::SeqCst);
         if error.errno() != Errno::EREMCHG {
             return error.during(Op::Write);
         }
-        log::error!(
-            "file {id}: others have changed it while this mount was cut off: what was written here last is lost"
-        );
-        let what = "others have changed the file since, and what was written is lost";
+        let what = "others have changed the file since, and what was written is not in it";
         Error::new(Errno::EIO).because(what).during(Op::Write)
     }
 }
 
 impl State {
-    fn message(&mut self, extents: &KeptExtents, ends: bool) -> KeptBatch {
+    fn message(&mut self, extents: &KeptExtents, (request, ends): (RequestId, bool)) -> KeptBatch {
         let pieces: Vec<(u64, u32)> =
             extents.iter().map(|(at, piece)| (at, piece.len() as u32)).collect();
         let mut data = BufMut::heap(extents.bytes());
@@ -241,6 +356,7 @@ impl State {
         let mut encoded = Vec::new();
         put_extents(pieces.iter().copied(), &mut encoded);
         KeptBatch {
+            request,
             lease: self.number,
             base: self.base,
             kill_set_id: std::mem::take(&mut self.kill_set_id),

@@ -4,20 +4,25 @@
 //! attributes are always the server's. It is sent at the latest after [`KEPT_MAX_TIME`], when it is asked back, and when
 //! the file is closed.
 
+mod aside;
 mod extents;
 mod file;
 mod through;
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dray_core::{FileId, IdMap, LeaseKinds, RecallItem, Result};
+use dray_core::{Context, FileId, IdMap, LeaseKinds, RecallItem, RequestId, Result};
 use dray_rt::Instant;
 
 pub(crate) use self::file::KeptFile;
 use self::file::{Keep, KeptBatch};
+use crate::client::file::RemoteFile;
 use crate::client::leases::{LeaseWish, LeasedAnswers};
+use crate::client::memory::{InheritedKept, KeptPlaces, SessionMemory};
+use crate::client::session::ClientSession;
 use crate::wire::WriteBase;
 
 /// What is kept of one file, bytes.
@@ -39,6 +44,10 @@ pub(crate) struct KeptWrites {
     /// Entries of that.
     count: AtomicUsize,
     sum: Arc<KeptSum>,
+    places: Arc<KeptPlaces>,
+    /// Requests whose writes a process before this one had noted. The kernel may make them once more.
+    noted: Mutex<HashSet<u64>>,
+    has_noted: AtomicBool,
 }
 
 /// Sums over all files of a session.
@@ -48,6 +57,7 @@ pub(super) struct KeptSum {
     kept: AtomicU64,
     late: AtomicU64,
     lost: AtomicU64,
+    aside: AtomicU64,
 }
 
 /// What a session keeps, and has kept.
@@ -63,13 +73,78 @@ pub struct KeptWritesStatus {
     pub late: u64,
     /// How often something could not be written. The error of a call says so, or the next one does.
     pub lost: u64,
+    /// How often that is in a file beside.
+    pub aside: u64,
 }
 
 impl KeptWrites {
-    pub(crate) fn new(wish: LeaseWish, leases: LeasedAnswers) -> KeptWrites {
+    pub(crate) fn new(
+        wish: LeaseWish,
+        leases: LeasedAnswers,
+        memory: &SessionMemory,
+    ) -> KeptWrites {
         let wanted = matches!(wish, LeaseWish::Yes { keeps_writes: true, .. });
         let (files, count) = (Mutex::default(), AtomicUsize::new(0));
-        KeptWrites { wanted, leases, files, count, sum: Arc::default() }
+        let places = if wanted { memory.kept_places() } else { KeptPlaces::none() };
+        KeptWrites {
+            wanted,
+            leases,
+            files,
+            count,
+            sum: Arc::default(),
+            places: Arc::new(places),
+            noted: Mutex::default(),
+            has_noted: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes over what a process before this one had kept, and begins to send it. To be said before the server is
+    /// asked anything.
+    pub(crate) fn inherit(&self, session: &Arc<ClientSession>) {
+        let (kept, requests) = self.places.inherited();
+        self.has_noted.store(!requests.is_empty(), Ordering::SeqCst);
+        *self.noted.lock().unwrap_or_else(PoisonError::into_inner) = requests;
+        for InheritedKept { place, id, handle, how, who, pid, lease, base, under_way, writes } in
+            kept
+        {
+            let file = RemoteFile::new(session.clone(), id, handle, how, (None, None));
+            let cx = Context::new(session.link.node, RequestId(0), Arc::new(who), pid);
+            let kept = InheritedKept {
+                place,
+                id,
+                handle,
+                how,
+                who: (*cx.who).clone(),
+                pid,
+                lease,
+                base,
+                under_way,
+                writes,
+            };
+            let known = self.entry(id);
+            known.inherits(&kept, (file.inherited().shared(), cx));
+            session.link.spawn_home(async move { known.settle().await });
+        }
+    }
+
+    /// Whether a process before this one had noted the write of this request, which comes once more.
+    pub(crate) fn was_noted(&self, request: u64) -> bool {
+        self.has_noted.load(Ordering::Relaxed)
+            && self.noted.lock().unwrap_or_else(PoisonError::into_inner).remove(&request)
+    }
+
+    /// Whether a close of this file has to be passed on.
+    pub(crate) fn owes(&self, id: FileId) -> bool {
+        self.find(id).is_some_and(|file| file.owes())
+    }
+
+    fn entry(&self, id: FileId) -> Arc<KeptFile> {
+        let made = || {
+            self.count.fetch_add(1, Ordering::SeqCst);
+            let shared = (self.sum.clone(), self.places.clone());
+            Arc::new(KeptFile::new(id, self.leases.clone(), shared))
+        };
+        self.lock().entry(id).or_insert_with(made).clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, IdMap<FileId, Arc<KeptFile>>> {
@@ -78,7 +153,7 @@ impl KeptWrites {
 
     /// None if the session wants no write leases.
     pub(crate) fn status(&self) -> Option<KeptWritesStatus> {
-        let [kept, late, lost] = [&self.sum.kept, &self.sum.late, &self.sum.lost];
+        let KeptSum { kept, late, lost, aside, .. } = &*self.sum;
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
         self.wanted.then(|| KeptWritesStatus {
             files: self.count.load(Ordering::Relaxed) as u64,
@@ -86,6 +161,7 @@ impl KeptWrites {
             writes: count(kept),
             late: count(late),
             lost: count(lost),
+            aside: count(aside),
         })
     }
 
@@ -99,16 +175,10 @@ impl KeptWrites {
         if !self.wanted {
             return;
         }
-        let mut files = self.lock();
-        if files.len() >= FILES_MAX && !files.contains_key(&id) {
+        if self.count.load(Ordering::SeqCst) >= FILES_MAX && self.find(id).is_none() {
             return; // the server asks it back, and gets it at once
         }
-        let file = files.entry(id).or_insert_with(|| {
-            self.count.fetch_add(1, Ordering::SeqCst);
-            Arc::new(KeptFile::new(id, self.leases.clone(), self.sum.clone()))
-        });
-        let file = file.clone();
-        drop(files);
+        let file = self.entry(id);
         file.granted(number, base);
         // A recall on its way may have overtaken the answer: it did not find the lease.
         if self.leases.recalls() != asked {

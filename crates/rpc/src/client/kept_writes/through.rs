@@ -1,8 +1,9 @@
 //! An open file, as what is kept goes through it.
 
-use dray_core::{Attr, Buf, Context, Result, Write};
+use dray_core::{Attr, Buf, Context, Origin, Result, Write};
 
 use super::{Keep, KeptBatch};
+use crate::client::channel::CallAnswer;
 use crate::client::file::RemoteFile;
 use crate::client::slots::SlotPurpose;
 use crate::wire::{Call, Change, WriteBase};
@@ -15,7 +16,11 @@ impl RemoteFile {
         how: Write,
         from: &Buf,
     ) -> Option<Result<usize>> {
-        let kept = self.session.link.kept.find(self.id)?;
+        let link = &self.session.link;
+        if link.kept.was_noted(link.own_request_of(cx)) {
+            return Some(Ok(from.len()));
+        }
+        let kept = link.kept.find(self.id)?;
         if let Err(failure) = kept.failure() {
             return Some(Err(failure));
         }
@@ -44,14 +49,16 @@ impl RemoteFile {
 
     /// Sends what was kept of the file. Answers the state of the file behind it.
     pub(crate) async fn write_back(&self, cx: &Context, what: KeptBatch) -> Result<WriteBase> {
-        let KeptBatch { lease, base, kill_set_id, ends, extents, pieces, data } = what;
+        let KeptBatch { request, lease, base, kill_set_id, ends, extents, pieces, data } = what;
         let (handle, extents) = (self.handle, &extents[..]);
         let call = Call::WriteBack { handle, lease, base, kill_set_id, ends, extents };
         // Others may wait for this: it waits for no share of the slots.
-        let takes = Context { internal: true, ..cx.clone() };
+        let origin = Origin { node: self.session.link.node, request };
+        let takes = Context { internal: true, origin, ..cx.clone() };
         let slot = self.session.take_slot(&takes, SlotPurpose::Data).await?;
-        let sent = self.send::<Attr>(cx, &call, Some(&slot), (Some(data.clone()), None)).await;
-        let (attr, made) = sent?;
+        let sent = self.answer(cx, &call, Some(&slot), (Some(data.clone()), None)).await?;
+        let CallAnswer::<Attr> { value: attr, made, change: own, .. } = sent;
+        self.session.link.leases.set(own, (self.id, attr));
         let mut begin = 0;
         for (at, len_bytes) in pieces {
             let end = begin + len_bytes as usize;

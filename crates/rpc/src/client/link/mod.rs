@@ -114,7 +114,7 @@ impl Link {
         let (mut server, replay_bytes) = (ServerIdentity::default(), options.replay_bytes);
         let inherited = memory.session().is_some();
         let leases = LeasedAnswers::new(options.leases, inherited, options.lease_share.clone());
-        let kept = KeptWrites::new(options.leases, leases.clone());
+        let kept = KeptWrites::new(options.leases, leases.clone(), &memory);
         // Registered memory would come in here.
         let kept_data: Box<dyn SegmentSource> = match &options.group {
             Some(group) => Box::new(group.segments()),
@@ -147,7 +147,7 @@ impl Link {
             changes: ChangeListener::default(),
             leases,
             kept,
-            written_back: AtomicU64::new(0),
+            written_back: AtomicU64::new(reopened),
             node,
             server: Mutex::new(server),
             leaving: AtomicBool::new(false),

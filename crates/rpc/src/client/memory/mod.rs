@@ -3,6 +3,7 @@
 
 mod file;
 mod held;
+mod kept;
 mod layout;
 mod slots;
 #[cfg(test)]
@@ -16,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dray_core::{FileId, FsInfo, FsUuid, NodeId};
 use dray_rt::random_u64;
 
+pub(crate) use kept::{InheritedKept, KeptPlace, KeptPlaces, KeptRecord, NotedFile};
 use layout::*;
 pub(crate) use layout::{CLOSES_MAX, LOCKS_MAX, OPEN_AHEAD_MAX, SLOTS_MAX};
 pub(crate) use slots::SlotState;

@@ -58,6 +58,7 @@ pub fn client_options() -> ClientOptions {
         lease_share: None,
         definition: 0,
         group: None,
+        aside: None,
     }
 }
 

@@ -51,6 +51,7 @@ async fn mount(network: &Network, server: &Server) -> RemoteFs {
         lease_share: None,
         definition: 0,
         group: None,
+        aside: None,
     };
     let mounted = Mount::connect(network.connector("s"), options, SessionMemory::heap()).await;
     RemoteFs::new(mounted.unwrap())
