@@ -113,6 +113,7 @@ const SABOTAGES: [(&str, Sabotage); 38] = [
     ("lease-marks", Sabotage::LeaseMarks),
     ("lease-fences", Sabotage::LeaseFences),
     ("lease-restart", Sabotage::LeaseRestart),
+    ("lease-notes", Sabotage::LeaseNotes),
     ("lease-room", Sabotage::LeaseRoom),
     ("write-lease-recalls", Sabotage::WriteLeaseRecalls),
     ("write-lease-restart", Sabotage::WriteLeaseRestart),

@@ -194,6 +194,12 @@ fn clocks_that_drift_further_than_leases_bear() {
     assert!((0..SEEDS).find(stale).is_some(), "no seed shows it");
 }
 
+// proves: P296
+#[test]
+fn a_client_with_leases_of_which_a_server_that_follows_does_not_know() {
+    found_out(Sabotage::LeaseNotes, &LEASED, "no order");
+}
+
 // proves: P108
 #[test]
 fn a_lock_that_two_have() {

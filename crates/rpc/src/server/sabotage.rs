@@ -84,6 +84,8 @@ pub enum Sabotage {
     LeaseFences,
     /// Changes do not wait for what a server before leased.
     LeaseRestart,
+    /// A client with leases is noted as one that has none.
+    LeaseNotes,
     /// What another server is about to change is leased all the same.
     LeaseHolds,
     /// What is asked back to make room is leased anew before the client's answer, which takes it.

@@ -418,7 +418,12 @@ impl Inner {
             export.kept_writes.begin(all, anybody, table.wait());
         }
         if let Some(table) = &export.lease_table {
-            let holders = restored.iter().filter_map(ServerSession::assume_leases);
+            if anybody || !restored.is_empty() {
+                table.had_clients();
+            }
+            // What was noted of leases is not on media.
+            let lessees = restored.iter().filter(|one| lost || one.slots.may_have_leases());
+            let holders = lessees.filter_map(|one| ServerSession::assume_leases(one));
             table.was_leased_to(holders.cloned().collect(), anybody);
         }
         Ok(())

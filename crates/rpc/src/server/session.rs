@@ -192,8 +192,11 @@ impl ServerSession {
             if let Some(assumed) = self.lease_holder() {
                 assumed.end(true); // it had none
             }
+            self.slots.set_leases(false);
             return None;
         }
+        // First: a server that follows has to know it of whoever has one.
+        self.slots.set_leases(self.export.lease_table.is_some());
         self.assume_leases()
     }
 

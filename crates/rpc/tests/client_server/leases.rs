@@ -7,7 +7,7 @@ use crate::common::lessee::{Lessee, attributes, items, leased, one_name};
 use crate::common::{memory, serve_simulated, simulate};
 use dray_core::{Attr, Context, Errno, FileId, FileSystem, LeaseKinds, Make, Name, SetAttr};
 use dray_fabric::sim::Network;
-use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
+use dray_rpc::server::{Export, Journal, MemoryJournal, Server, ServerOptions, StateLoss};
 use dray_rpc::wire::{Call, Input};
 use dray_rt::{Scope, now, sleep};
 
@@ -38,12 +38,17 @@ impl Site {
     }
 
     async fn start(&self) {
+        self.start_after(StateLoss::Nothing).await;
+    }
+
+    async fn start_after(&self, loss: StateLoss) -> Server {
         let mut export = Export::new("data", Arc::new(self.fs.clone()), Vec::new());
         (export.insecure, export.leases) = (true, true);
         let options = ServerOptions { lease_term: TERM, ..ServerOptions::default() };
         let server = Server::new(options, vec![export], self.journal.clone());
-        server.restore(dray_rpc::server::StateLoss::Nothing).await;
+        server.restore(loss).await;
         serve_simulated(&self.network, "s", &server, &self.scope);
+        server
     }
 
     async fn client(&self) -> Lessee {
@@ -240,6 +245,65 @@ fn a_server_that_follows_waits_for_what_the_one_before_has_leased() {
         let begun = now();
         other.ask(&site.chmod()).await;
         assert!(begun.elapsed() < TERM / 10);
+    });
+}
+
+/// More of them than are asked one by one.
+// proves: P296
+#[test]
+fn a_server_that_follows_waits_for_nobody_who_had_no_leases() {
+    simulate(9, async {
+        let mut site = Site::new().await;
+        for _ in 0..70 {
+            Lessee::without_leases(&site.network, None).await;
+        }
+        std::mem::take(&mut site.scope).kill();
+        site.network.break_all("s");
+        site.start().await;
+        let mut other = site.client().await;
+        let begun = now();
+        other.ask(&site.chmod()).await;
+        assert!(begun.elapsed() < TERM / 10, "{:?}", begun.elapsed());
+    });
+}
+
+/// What was noted last may not be on media.
+// proves: P296
+#[test]
+fn after_a_loss_of_power_anybody_may_have_had_leases() {
+    for (loss, leased) in [(StateLoss::Nothing, None), (StateLoss::Unsynced, Some(0))] {
+        simulate(10, async move {
+            let mut site = Site::new().await;
+            site.client().await;
+            site.journal.load()[0].1.set_leases(false); // an older note is there
+            std::mem::take(&mut site.scope).kill();
+            site.network.break_all("s");
+            let clients = site.start_after(loss).await.status().clients;
+            assert_eq!(clients.len(), 1);
+            assert_eq!(clients[0].leases.as_ref().map(|leases| leases.held), leased, "{loss:?}");
+        });
+    }
+}
+
+/// The client was mounted with other options, or is another version.
+// proves: P296
+#[test]
+fn a_session_that_comes_back_for_leases_is_waited_for_again() {
+    simulate(11, async {
+        let mut site = Site::new().await;
+        let without = Lessee::without_leases(&site.network, None).await;
+        Lessee::connect(&site.network, Some(&without.welcome)).await;
+        for waits in [true, false] {
+            std::mem::take(&mut site.scope).kill();
+            site.network.break_all("s");
+            site.start().await;
+            let mut other = site.client().await;
+            let begun = now();
+            other.ask(&site.chmod()).await;
+            assert_eq!(begun.elapsed() > TERM / 10, waits, "{:?}", begun.elapsed());
+            other.say_goodbye();
+            Lessee::without_leases(&site.network, Some(&without.welcome)).await;
+        }
     });
 }
 

@@ -16,7 +16,7 @@ use crate::server::journal::SlotLog;
 use crate::server::ranges::RangeGrant;
 use crate::server::recovery::awaited::AwaitedRepetition;
 use crate::server::reply::Reply;
-use crate::server::sabotage::BrokenPromises;
+use crate::server::sabotage::{BrokenPromises, Sabotage};
 use crate::wire::OpRow;
 
 /// The slots of a session.
@@ -261,6 +261,16 @@ impl ReplaySlots {
     /// Whether the session held locks in the last server epoch.
     pub(crate) fn had_locks(&self) -> bool {
         self.log.had_locks()
+    }
+
+    /// Notes whether the session may have leases.
+    pub(crate) fn set_leases(&self, may: bool) {
+        self.log.set_leases(may && !self.broken.is(Sabotage::LeaseNotes));
+    }
+
+    /// Whether the session may have had leases when the process before died.
+    pub(crate) fn may_have_leases(&self) -> bool {
+        self.log.may_have_leases()
     }
 
     /// Remembers the answer and says where it goes; none if the client has since used

@@ -5,8 +5,8 @@
 //! 8     4  slots                    0   8  sequence << 32 | state << 8 | operation
 //! 12    4  bytes of the record      8   4  bytes of the intent
 //! 16    4  locks are held           12  4  bytes of the answer
-//! 32       the session's record     16  704  intent
-//!                                   720 272  answer
+//! 20    4  the client has no leases 16  704  intent
+//! 32       the session's record     720 272  answer
 //! ```
 //! The first word of a slot is stored last, in one piece. So a slot says what was begun or answered
 //! before, whatever instruction the process dies at.
@@ -37,6 +37,8 @@ const SLOT_BYTES: usize = 1024;
 const RECORD_AT: usize = 32;
 const RECORD_MAX_BYTES: usize = HEADER_BYTES - RECORD_AT;
 const LOCKS_AT: usize = 16;
+/// Zero where a dray has written the file that notes nothing here.
+const NO_LEASES_AT: usize = 20;
 const INTENT_AT: usize = 16;
 const ANSWER_AT: usize = INTENT_AT + INTENT_MAX_BYTES;
 const SLOTS_MAX: u32 = 65_536;
@@ -451,6 +453,14 @@ impl SlotLog for FileLog {
 
     fn had_locks(&self) -> bool {
         self.map.u32(LOCKS_AT) != 0
+    }
+
+    fn set_leases(&self, may: bool) {
+        self.map.half_word(NO_LEASES_AT).store(u32::from(!may), Ordering::Release);
+    }
+
+    fn may_have_leases(&self) -> bool {
+        self.map.u32(NO_LEASES_AT) == 0
     }
 
     fn settled(&self) -> Option<Fut<'_, bool>> {

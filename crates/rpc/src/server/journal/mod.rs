@@ -12,6 +12,7 @@ pub(crate) mod watched;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dray_core::{Fut, Op};
@@ -79,6 +80,12 @@ pub trait SlotLog: Send + Sync + 'static {
     /// Whether it held locks.
     fn had_locks(&self) -> bool;
 
+    /// Notes whether the client may have leases from now on. Until it is noted it may.
+    fn set_leases(&self, may: bool);
+
+    /// Whether the client may have had leases when the process died. After a loss of power this says nothing.
+    fn may_have_leases(&self) -> bool;
+
     /// Waits until what was noted outlives this server's machine. The answer is false where it cannot
     /// any more, and what was noted must not be carried out. None: there is nothing to wait for.
     fn settled(&self) -> Option<Fut<'_, bool>>;
@@ -139,7 +146,8 @@ impl MemoryJournal {
 
 impl Journal for MemoryJournal {
     fn create(&self, session: &SessionRecord, slots: u32) -> io::Result<Arc<dyn SlotLog>> {
-        let log = Arc::new(MemoryLog { slots, state: Mutex::default() });
+        let no_leases = AtomicBool::new(false);
+        let log = Arc::new(MemoryLog { slots, state: Mutex::default(), no_leases });
         self.lock().insert(session.id, (session.clone(), log.clone()));
         Ok(log)
     }
@@ -173,6 +181,7 @@ impl Journal for MemoryJournal {
 struct MemoryLog {
     slots: u32,
     state: Mutex<(BTreeMap<u32, SlotRecord>, bool)>,
+    no_leases: AtomicBool,
 }
 
 impl MemoryLog {
@@ -214,6 +223,14 @@ impl SlotLog for MemoryLog {
 
     fn had_locks(&self) -> bool {
         self.lock().1
+    }
+
+    fn set_leases(&self, may: bool) {
+        self.no_leases.store(!may, Ordering::SeqCst);
+    }
+
+    fn may_have_leases(&self) -> bool {
+        !self.no_leases.load(Ordering::SeqCst)
     }
 
     fn settled(&self) -> Option<Fut<'_, bool>> {

@@ -75,6 +75,12 @@ impl<W: Watch> SlotLog for WatchedLog<W> {
     fn had_locks(&self) -> bool {
         self.0.had_locks()
     }
+    fn set_leases(&self, may: bool) {
+        self.0.set_leases(may);
+    }
+    fn may_have_leases(&self) -> bool {
+        self.0.may_have_leases()
+    }
     fn settled(&self) -> Option<dray_core::Fut<'_, bool>> {
         self.0.settled()
     }

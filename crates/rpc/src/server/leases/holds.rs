@@ -190,7 +190,7 @@ mod tests {
             let holder = Arc::new(LeaseHolder::new(&table, Weak::new(), "host"));
             let site = Site { table, holder, ..site };
             assert!(site.leases(1), "it had no clients");
-            site.table.was_leased_to(vec![site.holder.clone()], false);
+            site.table.had_clients(); // who had no leases may have had something held
             sleep(TIME - Duration::from_millis(1)).await;
             assert!(!site.leases(1) && !site.leases(2));
             sleep(Duration::from_millis(1)).await;

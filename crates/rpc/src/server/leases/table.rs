@@ -201,15 +201,18 @@ impl LeaseTable {
         self.counts.with(self.held.load(Ordering::Relaxed), self.written.load(Ordering::Relaxed))
     }
 
-    /// A server before us had these sessions, and may have leased anything to them. `anybody`: it may have
-    /// had others, too.
+    /// A server before us had clients, with leases or without. What it held for them is gone, and their changes may
+    /// still be under way.
+    pub(crate) fn had_clients(&self) {
+        if let Some(time) = self.hold_time.filter(|_| !self.never_waits) {
+            self.leases_from.store((now() + time).as_nanos(), Ordering::SeqCst);
+        }
+    }
+
+    /// A server before us may have leased anything to these sessions. `anybody`: to others, too.
     pub(crate) fn was_leased_to(&self, sessions: Vec<Arc<LeaseHolder>>, anybody: bool) {
         if self.never_waits || sessions.is_empty() && !anybody {
             return;
-        }
-        if let Some(time) = self.hold_time {
-            // The holds of the server before us are gone. Their changes may still be under way.
-            self.leases_from.store((now() + time).as_nanos(), Ordering::SeqCst);
         }
         let known = |who: Arc<LeaseHolder>| {
             let epoch = who.epoch();

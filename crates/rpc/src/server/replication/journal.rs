@@ -177,6 +177,13 @@ impl SlotLog for ReplicatedLog {
         self.own.had_locks()
     }
 
+    /// Not noted: who succeeds this server has another journal, and this one is old if the server comes back.
+    fn set_leases(&self, _: bool) {}
+
+    fn may_have_leases(&self) -> bool {
+        true
+    }
+
     fn settled(&self) -> Option<Fut<'_, bool>> {
         Some(Box::pin(self.stream.settled()))
     }

@@ -50,6 +50,7 @@ fn a_session_s_file_is_what_it_was() {
     let loaded = FileJournal::open(dir.path()).unwrap().load();
     let [(record, log)] = &loaded[..] else { panic!("{} sessions", loaded.len()) };
     assert_eq!((record, log.had_locks(), log.count()), (&session(), true, 4));
+    assert!(log.may_have_leases(), "where nothing is noted");
     let (intent, answer) = (b"intent".to_vec(), b"answer".to_vec());
     let begun = Some((Op::Remove, intent.clone()));
     let expected = [

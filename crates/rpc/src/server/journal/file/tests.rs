@@ -18,13 +18,16 @@ fn noted_changes_are_there_in_the_next_server_epoch() {
     log.done(5, 1, &[b'y'; ANSWER_MAX_BYTES]);
     log.begin(5, 2, Op::Link, b"");
     log.set_locks(true);
+    assert!(log.may_have_leases(), "nothing is noted of that");
+    log.set_leases(true);
+    log.set_leases(false);
     journal.remove(2);
 
     let next = FileJournal::open(dir.path()).unwrap();
     let sessions = next.load();
     assert_eq!(sessions.len(), 1);
     assert_eq!(sessions[0].0, record(1));
-    assert!(sessions[0].1.had_locks());
+    assert!(sessions[0].1.had_locks() && !sessions[0].1.may_have_leases());
     let begun = Some((Op::Remove, b"first".to_vec()));
     let answered = SlotRecord::Answer { sequence: 1, answer: b"answer".to_vec(), begun };
     assert_eq!(
