@@ -78,7 +78,7 @@ struct Wanted {
     log: bool,
 }
 
-const SABOTAGES: [(&str, Sabotage); 38] = [
+const SABOTAGES: [(&str, Sabotage); 39] = [
     ("fence", Sabotage::ConnectionFence),
     ("locks", Sabotage::Locks),
     ("closes", Sabotage::Closes),

@@ -195,7 +195,7 @@ impl ServerSession {
             self.slots.set_leases(false);
             return None;
         }
-        // First: a server that follows has to know it of whoever has one.
+        // First: a server that follows has to know it of each client that has one.
         self.slots.set_leases(self.export.lease_table.is_some());
         self.assume_leases()
     }
