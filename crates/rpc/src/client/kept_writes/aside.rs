@@ -4,9 +4,9 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use dray_core::{Error, FileId, Identity};
+use dray_rt::random_u64;
 
 use super::extents::KeptExtents;
 
@@ -51,8 +51,7 @@ fn write(dir: &Path, LostWrites { id, who, extents, why }: &LostWrites<'_>) -> i
     if fs::read_dir(dir)?.count() >= 2 * FILES_MAX {
         return Err(io::Error::other(format!("{} is full", dir.display())));
     }
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let name = format!("{}-{}.{:09}", id.ino, now.as_secs(), now.subsec_nanos());
+    let name = format!("{}-{:016x}", id.ino, random_u64());
     let path = dir.join(format!("{name}.data"));
     let data = create(&path)?;
     let mut text = format!(
