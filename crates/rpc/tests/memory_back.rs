@@ -1,26 +1,28 @@
-//! Hostile clients leave nothing behind in memory. Counted over thousands of messages that one and
+//! What leases take of a server. Hostile clients leave nothing behind in memory: counted over thousands of messages that one and
 //! the same server, or client, gets.
 
 #[path = "client_server/common/mod.rs"]
 mod common;
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use common::calls::{self, Words};
 use common::forgetful::serve_forgetfully;
+use common::lessee::Lessee;
 use common::raw::{Chance, NO_PROOF, head, hello, identity, message};
 use common::{client_options, connect, memory, serve_simulated, server_of, simulate};
 use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_core::{
     Buf, BufMut, Context, CreateHow, FileId, FileSystem, Lock, LockFamily, LockKind, LockOwner,
-    LockRange, Name, NameBuf, Op, OpenHow, Pid, RemoveKind,
+    LockRange, Make, Name, NameBuf, Op, OpenHow, Pid, RemoveKind,
 };
 use dray_fabric::Sink;
 use dray_fabric::sim::Network;
-use dray_rpc::server::ServerOptions;
+use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
 use dray_rpc::wire::NotifyHead;
 use dray_rt::Scope;
 use dray_testkit::heap::{LiveBytesAllocator, live_bytes};
@@ -203,5 +205,47 @@ fn forgetful_servers_leave_nothing_behind() {
             }
         })
         .await;
+    });
+}
+
+/// Each client has looked up files of its own, which is the most that so many leases take.
+// proves: P297
+#[test]
+fn a_lease_takes_so_much_of_a_server_and_gives_it_back() {
+    const CLIENTS: usize = 50;
+    const LEASES: usize = 100;
+    const BYTES_EACH_MAX: isize = 200;
+    simulate(13, async {
+        let (network, fs) = (Network::new(), memory());
+        let root = fs.info().root;
+        let node = Make::Node { mode: libc::S_IFREG | 0o644, rdev: 0 };
+        let name = |client: usize, lease: usize| format!("file-{client}-{lease}");
+        for (client, lease) in (0..CLIENTS * LEASES).map(|one| (one / LEASES, one % LEASES)) {
+            let name = name(client, lease);
+            let name = Name::new(name.as_bytes()).unwrap();
+            fs.make(&Context::system(), root, name, node).await.unwrap();
+        }
+        let mut export = Export::new("data", Arc::new(fs), Vec::new());
+        (export.insecure, export.leases) = (true, true);
+        let journal = Arc::new(MemoryJournal::default());
+        let server = Server::new(ServerOptions::default(), vec![export], journal);
+        serve_simulated(&network, "s", &server, &Scope::new());
+        let mut clients = Vec::new();
+        for _ in 0..CLIENTS {
+            clients.push(Lessee::connect(&network, None).await);
+        }
+        let before = live_bytes();
+        for lease in 0..LEASES {
+            for (number, client) in clients.iter_mut().enumerate() {
+                client.lookup(root, &name(number, lease)).await.unwrap();
+            }
+        }
+        let held = server.status().leases[0].1.held;
+        assert!(held >= CLIENTS * LEASES, "{held} leases");
+        let each = (live_bytes() - before) / held as isize;
+        assert!(each <= BYTES_EACH_MAX, "{each} bytes each of {held}");
+        clients.iter().for_each(Lessee::say_goodbye);
+        dray_rt::sleep(Duration::from_secs(1)).await;
+        assert_eq!(server.status().leases[0].1.held, 0);
     });
 }
