@@ -427,7 +427,10 @@ impl SlotLog for FileLog {
         assert!(answer.len() <= ANSWER_MAX_BYTES);
         let Some(at) = self.slot(slot) else { return };
         let word = self.map.word(at).load(Ordering::Acquire);
-        let noted = (word >> 32) as u32 == sequence && word >> 8 & 0xff == STATE_INTENT;
+        // An answer that is noted once more keeps its intent: the change was made again, and the next loss may take it.
+        let state = word >> 8 & 0xff;
+        let noted =
+            (word >> 32) as u32 == sequence && [STATE_INTENT, STATE_ANSWER].contains(&state);
         let begun = if noted { word as u8 } else { NOT_BEGUN };
         self.map.half_word(at + 12).store(answer.len() as u32, Ordering::Release);
         self.map.write(at + ANSWER_AT, answer);

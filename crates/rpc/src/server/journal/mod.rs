@@ -204,6 +204,10 @@ impl SlotLog for MemoryLog {
             Some(SlotRecord::Intent { sequence: begun, op, intent }) if *begun == sequence => {
                 Some((*op, intent.clone()))
             }
+            // A change that was made again by its answer: the next loss may take it once more.
+            Some(SlotRecord::Answer { sequence: answered, begun, .. }) if *answered == sequence => {
+                begun.clone()
+            }
             _ => None,
         };
         slots.insert(slot, SlotRecord::Answer { sequence, answer: answer.to_vec(), begun });
