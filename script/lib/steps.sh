@@ -171,7 +171,8 @@ step_simulator() {
 step_mounts() {
     need e2fsprogs || echo "e2fsprogs are missing: tests may fail"
     with_rings
-    DRAY_BINARY=$DRAY run_test_programs "" test --workspace --test mounts --no-run
+    # Mounts wait for servers and for leases, and use a third of two CPUs.
+    DRAY_BINARY=$DRAY RUST_TEST_THREADS=$((2 * $(nproc))) run_test_programs "" test --workspace --test mounts --no-run
 }
 
 step_fuzz() { script/fuzz --smoke; }
