@@ -115,7 +115,7 @@ loads() {
 
 # Figures 8 and 9: a client against the rate of its server's own disk. `client` is without leases, and `merged`
 # too, but with read-ahead and merged writes at the server. `leased` has read-ahead and leases: the client's kernel
-# reads ahead, too.
+# reads ahead, too, and the mount's daemon answers small writes.
 part_single() {
     local round load arm
     make_disk disk "$RATE_MIB"
@@ -127,8 +127,8 @@ part_single() {
     mount_target "dray://$ADDRESS/data" client -o leases=no
     serve_here merging "$WORK/disk/merged" "read_ahead=64M,merge_writes=64M"
     mount_target "dray://$ADDRESS/data" merged -o leases=no
-    serve_here leasing "$WORK/disk/leased" leases,read_ahead=64M
-    mount_target "dray://$ADDRESS/data" leased -o leases=yes
+    serve_here leasing "$WORK/disk/leased" leases,write_leases,read_ahead=64M
+    mount_target "dray://$ADDRESS/data" leased -o leases=yes,write_leases=yes
     for ((round = 0; round < ROUNDS; round++)); do
         for load in $(loads "$SIZES"); do
             measure disk "$round" --dir "$WORK/disk/disk" "$load"

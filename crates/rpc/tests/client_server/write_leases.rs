@@ -91,6 +91,30 @@ fn small_writes_of_a_new_file_travel_with_its_close() {
     });
 }
 
+/// A strict mount does not ask for attributes when it opens a file. Without them there is no lease.
+// proves: P256
+#[test]
+fn small_writes_of_an_old_file_travel_with_its_close() {
+    simulate(1, async {
+        let (site, cx) = (LeasedSite::new(), Context::system());
+        let one = site.client("one", KEEPS).await;
+        let (entry, file) = create(&one, site.root).await;
+        file.flush(&cx, dray_core::LockOwner::own(1)).await.unwrap();
+        file.close(&cx).await.unwrap();
+        one.statfs(&cx).await.unwrap(); // the close travels with it
+        let before = calls(&site);
+        let file = one.open(&cx, entry.id, OpenHow::new(libc::O_WRONLY)).await.unwrap();
+        for number in 0..10 {
+            write(&file, number * 4, b"data").await;
+        }
+        assert_eq!((size_below(&site, entry.id).await, kept(&one).bytes), (0, 40));
+        file.flush(&cx, dray_core::LockOwner::own(1)).await.unwrap();
+        assert_eq!((size_below(&site, entry.id).await, kept(&one).bytes), (40, 0));
+        assert_eq!(calls(&site) - before, 2, "its opening, and all of its data");
+        file.close(&cx).await.unwrap();
+    });
+}
+
 // proves: P257
 #[test]
 fn all_clients_see_what_was_written_to_a_file() {

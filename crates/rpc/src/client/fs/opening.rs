@@ -120,6 +120,7 @@ impl RemoteFs {
         id: FileId,
         how: OpenHow,
     ) -> Result<Arc<dyn OpenFile>> {
+        let how = self.session.link.kept.opening(how);
         // A file that a lookup has opened had its name then, and may have lost it since.
         if place.is_some() {
             self.close_surplus(self.session.link.open_ahead.passed_over(cx));

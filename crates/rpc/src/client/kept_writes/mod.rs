@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dray_core::{Context, FileId, IdMap, LeaseKinds, RecallItem, RequestId, Result};
+use dray_core::{Context, FileId, IdMap, LeaseKinds, OpenHow, RecallItem, RequestId, Result};
 use dray_rt::Instant;
 
 pub(crate) use self::file::KeptFile;
@@ -168,6 +168,11 @@ impl KeptWrites {
     /// To be asked before a call is made whose answer may give a write lease.
     pub(crate) fn asking(&self) -> u64 {
         if self.wanted { self.leases.recalls() } else { 0 }
+    }
+
+    /// How a file is opened. A write lease comes with attributes alone, since what is kept is based on them.
+    pub(crate) fn opening(&self, how: OpenHow) -> OpenHow {
+        OpenHow { with_attr: how.with_attr || (self.wanted && how.writes()), ..how }
     }
 
     /// An answer to a call that was asked for at `asked` gives a write lease, of a file in this state.
