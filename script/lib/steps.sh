@@ -114,14 +114,14 @@ step_unit() {
 test_program_limit=600
 
 # run_test_programs WITHOUT COMMAND ARGUMENT...: those that cargo makes with this command and these
-# arguments, but for those named in WITHOUT. Two at a time for each CPU: most of them wait for most of
-# their time.
+# arguments, but for those named in WITHOUT. Three at a time for each CPU: most of them wait for three
+# quarters of their time.
 run_test_programs() {
     local without=$1 made
     shift
     need python3 || echo "python3 is missing: it runs the test programs"
     made=$(cargo "$@" --locked --message-format=json-render-diagnostics) || return
-    python3 script/lib/test_programs.py "$((2 * $(nproc)))" "$without" \
+    python3 script/lib/test_programs.py "$((3 * $(nproc)))" "$without" \
         "$root/script/lib/limited.sh" "$test_program_limit" <<<"$made"
 }
 
@@ -172,7 +172,7 @@ step_mounts() {
     need e2fsprogs || echo "e2fsprogs are missing: tests may fail"
     with_rings
     # Mounts wait for servers and for leases, and use a third of two CPUs.
-    DRAY_BINARY=$DRAY RUST_TEST_THREADS=$((2 * $(nproc))) run_test_programs "" test --workspace --test mounts --no-run
+    DRAY_BINARY=$DRAY RUST_TEST_THREADS=$((3 * $(nproc))) run_test_programs "" test --workspace --test mounts --no-run
 }
 
 step_fuzz() { script/fuzz --smoke; }
