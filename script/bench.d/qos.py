@@ -207,9 +207,10 @@ def queued_s(uid):
     return sum(one["wait_total_s"] for one in qos_shown["classes"] if one["class"] == str(uid))
 
 
-def victim(mounts, writers):
-    """Of the victim's rounds: the p99, and what they waited for. A thread that is ready and has no CPU waits for one."""
-    aggressor = Aggressor(mounts, writers) if writers else None
+def victim(mounts, writers, theirs=None):
+    """Of the victim's rounds: the p99, and what they waited for. A thread that is ready and has no CPU waits for one.
+    The writers use `theirs`, if they do not use the same mounts."""
+    aggressor = Aggressor(theirs or mounts, writers) if writers else None
     queued = queued_s(VICTIM)
     before, busy_before = [scheduled(pids) for pids in (SERVER, MOUNTS)], machine()
     load = Load().add(VICTIM, interactive(f"{mounts[0]}/small"), pause=0.002)
@@ -263,15 +264,31 @@ def bound_by(pairs):
     return (name if part >= 0.5 else "something else"), part
 
 
+def elsewhere(mounts, limit):
+    """The same beside an aggressor of another server, over another mount, who has the same limit there: what both share
+    is the machine."""
+    shared, state = [os.environ["SHARED_MOUNT"]] * 2, os.environ["SHARED_STATE"]
+    rule = ["set", "elsewhere", f"match.user={AGGRESSOR}", "match.export=shared", f"limit={limit}M"]
+    subprocess.run([DRAY, "qos", *rule, "--state", state], check=True, stdout=subprocess.DEVNULL)
+    pair = victim(mounts, 0), victim(mounts, 10, shared)
+    subprocess.run([DRAY, "qos", "remove", "elsewhere", "--state", state], check=True, stdout=subprocess.DEVNULL)
+    return pair
+
+
 def part_victim(mounts):
     """Beside an aggressor, at several rates of the export, and without rules."""
     arms = {f"_{limit}": [("whole", f"limit={limit}M"), USERS] for limit in LIMITS_MIB} | {"_without": []}
+    # By what the machine itself does to the victim the others are to be judged.
+    arms |= {f"_{limit}_elsewhere": [USERS] for limit in LIMITS_MIB}
     seen = {arm: [] for arm in arms}
     for number in range(ROUNDS):
         # In turn: what comes first finds another machine.
         for arm in list(arms) if number % 2 else reversed(arms):
             rules(arms[arm])
-            seen[arm].append((victim(mounts, 0), victim(mounts, 10)))
+            if arm.endswith("_elsewhere"):
+                seen[arm].append(elsewhere(mounts, int(arm.split("_")[1])))
+            else:
+                seen[arm].append((victim(mounts, 0), victim(mounts, 10)))
     for arm, pairs in seen.items():
         put(f"qos_victim_p99_ratio{arm}", statistics.median(beside["p99"] / alone["p99"] for alone, beside in pairs), "ratio")
         for name, sides in zip(("alone", "beside"), zip(*pairs)):
