@@ -7,7 +7,8 @@ use dray_rt::{Instant, now, sleep_until};
 
 use super::holder::{LeaseHolder, RecallNumber};
 use super::marks::{MarkRow, Part};
-use super::table::{FileBreaks, LeaseTable, Recalls};
+use super::recalls::{FileBreaks, Recalls};
+use super::table::LeaseTable;
 
 /// Marks of one change. A rename has the most: two names, their directories, and two files.
 const ROWS_MAX: usize = 8;
@@ -92,7 +93,8 @@ impl LeaseChange {
 
     /// Sends the recalls. The change goes on when the waits have ended; none: at once.
     pub(crate) fn recall(&mut self) -> Option<LeaseWaits> {
-        LeaseWaits::send(&self.table, std::mem::take(&mut self.recalls))
+        let recalls = std::mem::take(&mut self.recalls);
+        LeaseWaits::send(&self.table, self.changer.as_ref(), recalls)
     }
 }
 
@@ -105,41 +107,66 @@ impl Drop for LeaseChange {
 /// What a change waits for.
 pub(crate) struct LeaseWaits {
     table: Arc<LeaseTable>,
-    recalls: Vec<(Arc<LeaseHolder>, RecallNumber)>,
-    ended: Vec<Arc<LeaseHolder>>,
-    directories: Vec<FileId>,
-    quiet_until: Option<Instant>,
+    changer: Option<Arc<LeaseHolder>>,
+    /// Recalls that were sent.
+    sent: Vec<(Arc<LeaseHolder>, RecallNumber)>,
+    /// What else there is to wait for, or still to be asked.
+    recalls: Recalls,
     begun: Instant,
 }
 
+/// Recalls that have ended already, one after the other, before others have their turn.
+const LOOKED_AT_ONCE: usize = 256;
+
 impl LeaseWaits {
-    /// Sends recalls. None: there is nothing to wait for.
-    pub(super) fn send(table: &Arc<LeaseTable>, recalls: Recalls) -> Option<LeaseWaits> {
-        let Recalls { to_send, others, ended, directories, quiet_until } = recalls;
-        if to_send.is_empty() && others.is_empty() && ended.is_empty() && quiet_until.is_none() {
+    /// Sends recalls, the first ones where there are many. None: there is nothing to wait for.
+    pub(super) fn send(
+        table: &Arc<LeaseTable>,
+        changer: Option<&Arc<LeaseHolder>>,
+        recalls: Recalls,
+    ) -> Option<LeaseWaits> {
+        if recalls.is_empty() {
             return None; // nearly always
         }
-        let mut recalls = others;
-        for (who, number, items) in to_send {
+        let (table, changer) = (table.clone(), changer.cloned());
+        let mut waits = LeaseWaits { table, changer, sent: Vec::new(), recalls, begun: now() };
+        waits.send_collected();
+        Some(waits)
+    }
+
+    fn send_collected(&mut self) {
+        for (who, number, items) in self.recalls.to_send.drain(..) {
             who.recall(number.number, items);
-            recalls.push((who, number));
+            self.sent.push((who, number));
         }
-        let table = table.clone();
-        Some(LeaseWaits { table, recalls, ended, directories, quiet_until, begun: now() })
+    }
+
+    /// Asks those that are left. A call that ends before this has ended leaves no recall behind that was not sent.
+    pub(super) async fn ask_all(&mut self) {
+        while !self.recalls.unasked.is_empty() {
+            dray_rt::yield_now().await; // others are served by this thread, too
+            self.table.collect_more(self.changer.as_ref(), &mut self.recalls);
+            self.send_collected();
+        }
     }
 
     /// Ends at the latest when no client can believe what was leased to it.
-    pub(crate) async fn wait(self) {
-        for (who, number) in &self.recalls {
+    pub(crate) async fn wait(mut self) {
+        self.ask_all().await;
+        let Recalls { others, ended, directories, quiet_until, .. } = self.recalls;
+        for (count, (who, number)) in others.iter().chain(&self.sent).enumerate() {
+            if count % LOOKED_AT_ONCE == LOOKED_AT_ONCE - 1 {
+                dray_rt::yield_now().await;
+            }
             who.recalled(*number, self.begun).await;
         }
-        for dir in &self.directories {
+        for dir in &directories {
             self.table.names_recalled(*dir, self.begun.elapsed());
         }
-        for who in &self.ended {
+        for who in &ended {
             who.void().await;
         }
-        if let Some(until) = self.quiet_until {
+        if let Some(until) = quiet_until {
             sleep_until(until).await;
         }
     }

@@ -1,8 +1,8 @@
 //! Leases: an answer to a client holds until the server asks it back (ADR 0049).
 //!
 //! An answer that is leased says so by its validity ([`grants`]). The table knows which session has
-//! a lease of which file ([`table`]). A change marks what it changes ([`marks`]), recalls what
-//! others have of it, and waits ([`change`]). A session is waited for as long as its client can
+//! a lease of which file ([`table`], [`file_leases`]). A change marks what it changes ([`marks`]), recalls what
+//! others have of it ([`recalls`]), and waits ([`change`]). A session is waited for as long as its client can
 //! believe a lease; then its leases have ended ([`holder`]).
 //!
 //! Who has the only write lease of a file may keep what it writes. Nobody else is shown that file, or
@@ -13,11 +13,13 @@
 mod change;
 mod changed_files;
 mod counts;
+mod file_leases;
 mod grants;
 mod holder;
 mod holds;
 mod marks;
 mod outside;
+mod recalls;
 mod rests;
 mod room;
 mod table;

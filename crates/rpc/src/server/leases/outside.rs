@@ -13,8 +13,9 @@ use dray_rt::{Instant, now};
 use super::change::LeaseWaits;
 use super::holder::LeaseHolder;
 use super::marks::Part;
+use super::recalls::{FileBreaks, Recalls};
 use super::rests::Rest;
-use super::table::{FileBreaks, LeaseTable, Recalls};
+use super::table::LeaseTable;
 use crate::server::export::Export;
 use crate::server::log_throttle::LogThrottle;
 use crate::wire::RECALL_ITEMS_MAX;
@@ -68,7 +69,11 @@ impl OnOutsideChanges for OutsideChanges {
         home.spawn(async move {
             let sent =
                 leased.chunks(RECALL_ITEMS_MAX).filter_map(|some| table.recall_changed(some));
-            for waits in sent.collect::<Vec<_>>() {
+            let mut sent: Vec<LeaseWaits> = sent.collect();
+            for waits in &mut sent {
+                waits.ask_all().await;
+            }
+            for waits in sent {
                 waits.wait().await;
             }
         });
@@ -88,7 +93,7 @@ impl OnOutsideChanges for OutsideChanges {
         let Some(home) = table.missed_outside().then(|| export.home()).flatten() else { return };
         let table = table.clone();
         home.spawn(async move {
-            for who in table.holders() {
+            for who in table.holders().await {
                 let table = table.clone();
                 dray_rt::spawn(async move { table.recall_all_of(&who).await });
             }
@@ -157,7 +162,7 @@ impl LeaseTable {
             let broken = FileBreaks { id: *id, kinds: with_writes(*kinds), name: None };
             self.collect_held(None, &broken, &mut recalls);
         }
-        LeaseWaits::send(self, recalls)
+        LeaseWaits::send(self, None, recalls)
     }
 
     /// Nothing is leased for a while. True: all that was leased before is to be recalled.

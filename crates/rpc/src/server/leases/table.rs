@@ -1,18 +1,21 @@
 //! Which session has a lease of which file.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
+use std::collections::hash_map::Entry;
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dray_core::{FileId, IdHash, IdMap, LeaseKinds, NameBuf, RecallItem};
+use dray_core::{FileId, IdHash, IdMap, LeaseKinds, RecallItem};
 use dray_rt::{Instant, now, random_u64};
 
 use super::counts::{LeaseStatus, RecallCounts};
+use super::file_leases::FileLeases;
 use super::holder::{LeaseHolder, RecallNumber};
 use super::marks::{FinishedChanges, MarkRow, Marks, Part};
 use super::outside::OutsideRests;
+use super::recalls::{FileBreaks, Recalls};
 use super::rests::Rest;
 use crate::server::log_throttle::LogThrottle;
 use crate::server::options::ServerOptions;
@@ -65,8 +68,31 @@ pub(crate) struct LeaseTable {
 }
 
 pub(super) struct Shard {
-    pub(super) files: IdMap<FileId, Vec<Lease>>,
+    pub(super) files: IdMap<FileId, FileLeases>,
     pub(super) rests: [[Rest; RESTS]; 3],
+}
+
+/// The rests of one file, and of those that share its place.
+pub(super) struct FileRests<'a> {
+    all: &'a mut [[Rest; RESTS]; 3],
+    place: usize,
+}
+
+impl FileRests<'_> {
+    pub(super) fn of(&mut self, kind: usize) -> &mut Rest {
+        &mut self.all[kind][self.place]
+    }
+}
+
+impl Shard {
+    pub(super) fn leases_and_rests(
+        &mut self,
+        file: FileId,
+        place: usize,
+    ) -> (Option<&mut FileLeases>, FileRests<'_>) {
+        let rests = FileRests { all: &mut self.rests, place };
+        (self.files.get_mut(&file), rests)
+    }
 }
 
 /// Sessions to which a server before us may have leased anything.
@@ -86,8 +112,8 @@ pub(super) struct Lease {
     pub(super) epoch: u32,
     pub(super) kinds: LeaseKinds,
     /// What the recall `recall` asks back, which has not ended.
-    recalled: LeaseKinds,
-    recall: u64,
+    pub(super) recalled: LeaseKinds,
+    pub(super) recall: u64,
     /// The number of the write lease, if there is one.
     pub(super) write_lease: u64,
 }
@@ -97,51 +123,6 @@ pub(super) struct Lease {
 pub(crate) struct LeaseSince {
     pub(super) changes: FinishedChanges,
     pub(super) epoch: u32,
-}
-
-/// What a change breaks of one file. A name: that one alone.
-pub(super) struct FileBreaks<'a> {
-    pub(super) id: FileId,
-    pub(super) kinds: LeaseKinds,
-    pub(super) name: Option<&'a [u8]>,
-}
-
-impl FileBreaks<'_> {
-    /// As a recall says it.
-    fn item(&self) -> RecallItem {
-        let name = self.name.and_then(|name| NameBuf::new(name).ok());
-        RecallItem { id: self.id, kinds: self.kinds, name }
-    }
-}
-
-/// Recalls that a change has to send, and what it has to wait for besides.
-#[derive(Default)]
-pub(super) struct Recalls {
-    pub(super) to_send: Vec<(Arc<LeaseHolder>, RecallNumber, Vec<RecallItem>)>,
-    /// Recalls of other changes that ask the same back.
-    pub(super) others: Vec<(Arc<LeaseHolder>, RecallNumber)>,
-    /// Leases of epochs that have ended. Their clients may believe them still.
-    pub(super) ended: Vec<Arc<LeaseHolder>>,
-    /// The directories whose names are asked back.
-    pub(super) directories: Vec<FileId>,
-    /// Until when clients may believe that cannot be asked.
-    pub(super) quiet_until: Option<Instant>,
-}
-
-impl Recalls {
-    fn add(&mut self, who: &Arc<LeaseHolder>, item: RecallItem) -> RecallNumber {
-        match self.to_send.iter_mut().find(|(other, ..)| Arc::ptr_eq(other, who)) {
-            Some((_, number, items)) => {
-                items.push(item);
-                *number
-            }
-            None => {
-                let number = who.begin_recall();
-                self.to_send.push((who.clone(), number, vec![item]));
-                number
-            }
-        }
-    }
 }
 
 impl LeaseTable {
@@ -230,7 +211,7 @@ impl LeaseTable {
     }
 
     /// Adds those to whom a server before us may have leased what a change breaks.
-    fn collect_former(
+    pub(super) fn collect_former(
         &self,
         changer: Option<&Arc<LeaseHolder>>,
         broken: &FileBreaks<'_>,
@@ -275,19 +256,16 @@ impl LeaseTable {
     /// Whether anything of these kinds is leased of a file.
     pub(super) fn is_leased(&self, file: FileId, kinds: LeaseKinds) -> bool {
         let (shard, _) = self.shard(file);
-        let leases = shard.files.get(&file).into_iter().flatten();
+        let leases = shard.files.get(&file).into_iter().flat_map(FileLeases::iter);
         leases.into_iter().any(|lease| !lease.kinds.common(kinds).is_empty())
     }
 
     /// All that have leases, each once.
-    pub(super) fn holders(&self) -> Vec<Arc<LeaseHolder>> {
-        let mut holders: HashMap<*const LeaseHolder, Arc<LeaseHolder>> = HashMap::new();
+    pub(super) async fn holders(&self) -> Vec<Arc<LeaseHolder>> {
+        let mut holders: IdMap<usize, Arc<LeaseHolder>> = IdMap::default();
         for shard in &self.shards {
-            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            for lease in shard.files.values().flatten() {
-                let who = Arc::as_ptr(&lease.who);
-                holders.entry(who).or_insert_with(|| lease.who.clone());
-            }
+            add_holders(&shard.lock().unwrap_or_else(PoisonError::into_inner), &mut holders);
+            dray_rt::yield_now().await; // others are served by this thread, too
         }
         holders.into_values().collect()
     }
@@ -337,8 +315,8 @@ impl LeaseTable {
         if !self.is_leasable((&shard, place), since, own, part) {
             return false;
         }
-        // What is shown may be out by now.
-        if kind == LeaseKinds::ATTRIBUTES && self.is_written_by_other(&shard, Some(who), id) {
+        // What is shown may be out by now. And nobody has any lease beside a writer.
+        if self.is_written_by_other(&shard, Some(who), id) {
             return false;
         }
         let is_held = self.hold(&mut shard, who, since.epoch, (id, kind));
@@ -347,7 +325,9 @@ impl LeaseTable {
         }
         let is_full = self.held.load(Ordering::Relaxed) >= LEASES_MAX;
         // Of a full export somebody else gives something back, where the caller has nothing.
-        let other = || shard.files.values().flatten().next().map(|lease| lease.who.clone());
+        let other = || {
+            shard.files.values().flat_map(FileLeases::iter).next().map(|lease| lease.who.clone())
+        };
         let from = match is_full && who.status().held == 0 {
             true => other(),
             false => (is_full || who.is_full()).then(|| who.clone()),
@@ -381,8 +361,7 @@ impl LeaseTable {
         RecallNumber { number, epoch }: RecallNumber,
     ) -> Option<LeaseKinds> {
         let (mut shard, _) = self.shard(id);
-        let leases = shard.files.get_mut(&id)?;
-        let lease = leases.iter_mut().find(|one| Arc::ptr_eq(&one.who, who))?;
+        let lease = shard.files.get_mut(&id)?.of(who)?;
         if lease.epoch != epoch || !lease.recalled.is_empty() {
             return None;
         }
@@ -397,9 +376,7 @@ impl LeaseTable {
         epoch: u32,
         (id, kind): (FileId, LeaseKinds),
     ) -> bool {
-        let leases = shard.files.get_mut(&id);
-        let own = leases.and_then(|all| all.iter_mut().find(|one| Arc::ptr_eq(&one.who, who)));
-        match own {
+        match shard.files.get_mut(&id).and_then(|leases| leases.of(who)) {
             Some(lease) if lease.epoch == epoch && who.epoch() == epoch => {
                 // The answer to the recall would take it.
                 if !lease.recalled.common(kind).is_empty() && !self.leases_what_is_asked_back {
@@ -423,71 +400,12 @@ impl LeaseTable {
         }
         self.count_written(who, LeaseKinds::NONE, kind);
         let lease = Lease::new(who, epoch, kind);
-        // Most files are leased to one session.
-        shard.files.entry(id).or_insert_with(|| Vec::with_capacity(1)).push(lease);
+        match shard.files.entry(id) {
+            Entry::Occupied(leases) => leases.into_mut().add(lease),
+            Entry::Vacant(place) => _ = place.insert(FileLeases::one(lease)),
+        }
         self.held.fetch_add(1, Ordering::Relaxed);
         true
-    }
-
-    /// Adds what others than `changer` have of what a change breaks, and has marked.
-    pub(super) fn collect(
-        &self,
-        changer: Option<&Arc<LeaseHolder>>,
-        broken: &FileBreaks<'_>,
-        recalls: &mut Recalls,
-    ) {
-        // What clients have kept from a server before us they have written before any call is carried out.
-        if broken.kinds != LeaseKinds::WRITE {
-            self.collect_former(changer, broken, recalls);
-        }
-        self.collect_held(changer, broken, recalls);
-    }
-
-    /// The same without those to whom a server before us may have leased anything.
-    pub(super) fn collect_held(
-        &self,
-        changer: Option<&Arc<LeaseHolder>>,
-        broken: &FileBreaks<'_>,
-        recalls: &mut Recalls,
-    ) {
-        let (mut shard, place) = self.shard(broken.id);
-        let Shard { files, rests } = &mut *shard;
-        let Some(leases) = files.get_mut(&broken.id) else { return };
-        let is_other =
-            |who: &Arc<LeaseHolder>| changer.is_none_or(|changer| !Arc::ptr_eq(who, changer));
-        let theirs = |lease: &&mut Lease| {
-            is_other(&lease.who) && !lease.kinds.common(broken.kinds).is_empty()
-        };
-        let mut name = broken.name.and_then(|name| NameBuf::new(name).ok());
-        let mut noted = false;
-        for lease in leases.iter_mut().filter(theirs) {
-            if lease.epoch != lease.who.epoch() {
-                recalls.ended.push(lease.who.clone());
-                continue;
-            }
-            let kinds = lease.kinds.common(broken.kinds);
-            if !std::mem::replace(&mut noted, true) {
-                let names = rests[rest_of(LeaseKinds::NAMES)][place];
-                // What rests is not leased anew, and what is left of it is asked back.
-                let rests_now = name.is_some() && names.rests(now());
-                if note(rests, place, kinds, name.is_some()) || rests_now {
-                    name = None; // all names are asked back
-                }
-                if kinds.contains(LeaseKinds::NAMES) {
-                    recalls.directories.push(broken.id);
-                }
-            }
-            let number = RecallNumber { number: lease.recall, epoch: lease.epoch };
-            if lease.recalled.contains(kinds) {
-                recalls.others.push((lease.who.clone(), number));
-                continue;
-            }
-            let item = RecallItem { id: broken.id, kinds, name: name.clone() };
-            let number = recalls.add(&lease.who, item);
-            if name.is_none() {
-                (lease.recalled, lease.recall) = (kinds, number.number);
-            }
-        }
     }
 
     /// The names of a directory were asked back, which took so long.
@@ -525,21 +443,22 @@ impl LeaseTable {
         take: impl FnOnce(&mut Lease),
     ) {
         let Some(leases) = shard.files.get_mut(&id) else { return };
-        let Some(at) = leases.iter().position(|one| Arc::ptr_eq(&one.who, who)) else { return };
-        let before = leases[at].kinds;
-        take(&mut leases[at]);
-        self.count_written(who, before, leases[at].kinds);
-        if !leases[at].kinds.is_empty() {
+        let Some(lease) = leases.of(who) else { return };
+        let before = lease.kinds;
+        take(lease);
+        let (left, epoch) = (lease.kinds, lease.epoch);
+        self.count_written(who, before, left);
+        if !left.is_empty() {
             return;
         }
-        let gone = leases.swap_remove(at);
-        if gone.epoch == who.epoch() {
+        leases.remove(who);
+        if leases.len() == 0 {
+            shard.files.remove(&id);
+        }
+        if epoch == who.epoch() {
             who.let_go(id);
         }
         self.held.fetch_sub(1, Ordering::Relaxed);
-        if leases.is_empty() {
-            shard.files.remove(&id);
-        }
     }
 
     /// Forgets the leases of an epoch that has ended.
@@ -564,7 +483,7 @@ impl LeaseTable {
 }
 
 impl Lease {
-    fn new(who: &Arc<LeaseHolder>, epoch: u32, kinds: LeaseKinds) -> Lease {
+    pub(super) fn new(who: &Arc<LeaseHolder>, epoch: u32, kinds: LeaseKinds) -> Lease {
         let (recalled, recall) = (LeaseKinds::NONE, 0);
         Lease { who: who.clone(), epoch, kinds, recalled, recall, write_lease: 0 }
     }
@@ -579,17 +498,23 @@ pub(super) fn rest_of(kind: LeaseKinds) -> usize {
 }
 
 /// Notes that leases of these kinds are recalled. True: of a name, all names are to be recalled.
-fn note(rests: &mut [[Rest; RESTS]; 3], place: usize, kinds: LeaseKinds, is_name: bool) -> bool {
+pub(super) fn note(rests: &mut FileRests<'_>, kinds: LeaseKinds, is_name: bool) -> bool {
     let now = now();
     if is_name {
-        return rests[rest_of(LeaseKinds::NAMES)][place].name_recalled(now);
+        return rests.of(rest_of(LeaseKinds::NAMES)).name_recalled(now);
     }
     for kind in [LeaseKinds::ATTRIBUTES, LeaseKinds::NAMES, LeaseKinds::WRITE] {
         if kinds.contains(kind) {
-            rests[rest_of(kind)][place].begin(now);
+            rests.of(rest_of(kind)).begin(now);
         }
     }
     false
+}
+
+fn add_holders(shard: &Shard, holders: &mut IdMap<usize, Arc<LeaseHolder>>) {
+    for lease in shard.files.values().flat_map(FileLeases::iter) {
+        holders.entry(Arc::as_ptr(&lease.who).addr()).or_insert_with(|| lease.who.clone());
+    }
 }
 
 #[cfg(test)]

@@ -10,9 +10,11 @@ use dray_core::{Attr, DirPage, FileId, LeaseKinds};
 use dray_rt::now;
 
 use super::change::LeaseWaits;
+use super::file_leases::FileLeases;
 use super::holder::LeaseHolder;
 use super::marks::{FinishedChanges, MarkRow, Part};
-use super::table::{FileBreaks, Lease, LeaseSince, LeaseTable, Recalls, Shard, rest_of};
+use super::recalls::{FileBreaks, Recalls};
+use super::table::{Lease, LeaseSince, LeaseTable, Shard, rest_of};
 use crate::wire::WriteBase;
 
 /// The state of changes before a call is carried out whose answer shows files.
@@ -107,11 +109,8 @@ impl LeaseTable {
         if !self.has_writers() {
             return false; // nearly always
         }
-        let theirs = |lease: &Lease| {
-            let is_other = who.is_none_or(|who| !Arc::ptr_eq(&lease.who, who));
-            is_other && lease.kinds.contains(LeaseKinds::WRITE)
-        };
-        shard.files.get(&id).is_some_and(|leases| leases.iter().any(theirs))
+        let writer = shard.files.get(&id).and_then(FileLeases::writer);
+        writer.is_some_and(|lease| who.is_none_or(|who| !Arc::ptr_eq(&lease.who, who)))
     }
 
     /// Asks others for what they have written of these files. None: nothing.
@@ -128,7 +127,7 @@ impl LeaseTable {
             let broken = FileBreaks { id, kinds: LeaseKinds::WRITE, name: None };
             self.collect(who, &broken, &mut recalls);
         }
-        LeaseWaits::send(self, recalls)
+        LeaseWaits::send(self, who, recalls)
     }
 
     /// To be asked before a call whose answer shows files.
@@ -173,5 +172,5 @@ fn own_lease<'a>(
     who: &Arc<LeaseHolder>,
     id: FileId,
 ) -> Option<&'a mut Lease> {
-    shard.files.get_mut(&id)?.iter_mut().find(|lease| Arc::ptr_eq(&lease.who, who))
+    shard.files.get_mut(&id)?.of(who)
 }
