@@ -29,6 +29,7 @@ mod peer;
 mod put;
 mod session;
 mod shares;
+mod upper_leases;
 mod validity;
 
 pub use admission::{
@@ -62,6 +63,7 @@ pub use peer::{Peer, RESERVED_PORTS_END, Via};
 pub use put::{must_fit_one_call, put_in_steps};
 pub use session::{CallersJob, FindJobs, HearChanges, NoSession, SessionControl, Stack, TellJobs};
 pub use shares::{Reservation, Shares, Shortage, Taker};
+pub use upper_leases::UpperLeases;
 pub use validity::{PageValidity, Ttl, Validity};
 
 /// Bytes that one read or write call may carry, everywhere in dray. The Linux

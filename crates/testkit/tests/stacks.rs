@@ -14,8 +14,8 @@ use dray_testkit::fixture::{Ext4, TempDir, Tmpfs, block_on, simulate, skipped_wi
 use dray_testkit::model::Quirks;
 
 use site::{
-    FOUL, IdleObserver, agree, generated, generated_with_seeds, layered, on_a_socket, on_posix,
-    posix, simulated, within,
+    FOUL, IdleObserver, agree, generated, generated_with_seeds, layered, on_a_socket,
+    on_leased_levels, on_posix, posix, simulated, within,
 };
 
 /// Seeds of the suite in foul weather.
@@ -156,6 +156,21 @@ fn two_levels_of_servers_keep_the_promises_of_one() {
 fn three_clients_of_two_levels_agree_with_the_model() {
     generated(50, |steps| {
         block_on(async { agree(on_two_levels(3).await, Quirks::NONE, steps).await })
+    });
+}
+
+/// A client of each server, under leases.
+// proves: P329
+#[test]
+fn two_levels_under_leases_keep_the_promises_of_one() {
+    block_on(async { suite(&on_leased_levels(memory(), 1).await, OptionalFeatures::ALL).await });
+}
+
+// proves: P329
+#[test]
+fn clients_of_two_levels_under_leases_agree_with_the_model() {
+    generated(25, |steps| {
+        block_on(async { agree(on_leased_levels(memory(), 2).await, Quirks::NONE, steps).await })
     });
 }
 

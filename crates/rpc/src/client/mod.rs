@@ -28,6 +28,7 @@ mod session_group;
 mod slots;
 mod split_read;
 mod sync_scheduler;
+mod upper_leases;
 
 pub use audit::{AuditError, AuditLink};
 pub use channel::ChannelStats;

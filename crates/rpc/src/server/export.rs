@@ -5,7 +5,9 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dray_core::{CallAdmission, Context, Fence, FileSystem, OnOutsideChanges, Result, Shares};
+use dray_core::{
+    CallAdmission, Context, Fence, FileSystem, OnOutsideChanges, Result, Shares, UpperLeases,
+};
 use dray_fabric::{BufferPool, HEAD_MAX_BYTES, Peer};
 use dray_rt::ExecutorHandle;
 
@@ -82,6 +84,9 @@ pub struct Export {
     /// Whether clients may keep what they write for a while, of files that nobody else looks at. `leases` has to be
     /// on, too.
     pub write_leases: bool,
+    /// What servers above lease to the file system, if it is their client and leases that on. Then nothing else is
+    /// leased, and no writes.
+    pub upper_leases: Option<Arc<dyn UpperLeases>>,
     /// Whether the export has the names of a projection whose data are at other servers. Then it
     /// gives files ids of their data.
     pub gives_object_ids: bool,
@@ -142,6 +147,7 @@ impl Export {
             leases: false,
             outside: Arc::default(),
             write_leases: false,
+            upper_leases: None,
             lease_table: None,
             lease_holds: LeaseHolds::default(),
             gives_object_ids: false,
@@ -168,8 +174,12 @@ impl Export {
     pub(super) fn within(self, options: &ServerOptions) -> Export {
         let held = self.definition.is_some().then_some(options.hold_time);
         // Beside other servers a change is not seen by the one that leases.
-        let writes = self.write_leases && self.definition.is_none();
-        let table = || Arc::new(LeaseTable::new(options, writes).of_several_servers(held));
+        let writes = self.write_leases && self.definition.is_none() && self.upper_leases.is_none();
+        let upper = self.upper_leases.clone();
+        let table = || {
+            let table = LeaseTable::new(options, writes).of_several_servers(held);
+            Arc::new(table.with_upper(upper, options))
+        };
         Export {
             lease_table: self.may_lease().then(table),
             files: Arc::new(Shares::new(options.open_files_max)),

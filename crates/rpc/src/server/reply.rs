@@ -100,6 +100,29 @@ impl Reply {
         self.head.absence = self.head.absence.or(ttl);
     }
 
+    /// Takes out how long a name that was not found is absent.
+    pub(super) fn take_absence(&mut self) -> Option<Ttl> {
+        self.head.absence.take()
+    }
+
+    /// The attributes that its results have.
+    pub(super) fn attr_mut(&mut self) -> Option<&mut Attr> {
+        match &mut self.results {
+            Results::Entry(entry) | Results::FlaggedEntry((entry, _)) => Some(&mut entry.attr),
+            Results::Attr(attr) => Some(attr),
+            Results::Opened(at_open) => at_open.as_mut().map(|at_open| &mut at_open.attr),
+            Results::Encoded(_)
+            | Results::Done(())
+            | Results::File(_)
+            | Results::Statfs(_)
+            | Results::Bytes(_)
+            | Results::Number(_)
+            | Results::Offset(_)
+            | Results::Lock(_)
+            | Results::Xflags(_) => None,
+        }
+    }
+
     /// Adds the attributes of files that the call has changed. A reply that is remembered has none: they
     /// may have changed when it is sent again.
     pub(super) fn add_changed_files(&mut self, files: Vec<(FileId, Attr)>) {

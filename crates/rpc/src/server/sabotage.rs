@@ -90,6 +90,18 @@ pub enum Sabotage {
     LeaseHolds,
     /// What is asked back to make room is leased anew before the client's answer, which takes it.
     LeaseRoom,
+    /// A server that forwards answers recalls from above before its own clients have.
+    UpperRecalls,
+    /// A server that forwards leases what is not leased from above.
+    UpperGrants,
+    /// A server that forwards answers clients with leases, however long ago it was answered from above.
+    UpperContact,
+    /// A server that forwards keeps what it has leased when all leases from above have ended.
+    UpperEnd,
+    /// After its start a server that forwards does not ask clients of before for what is recalled from above.
+    UpperRestart,
+    /// A server does not recall from one that forwards what it changes for that one by a name.
+    UpperNamed,
     /// Write leases are not asked back.
     WriteLeaseRecalls,
     /// What a client kept is written whatever the file is by then.

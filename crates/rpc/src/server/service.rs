@@ -425,6 +425,7 @@ impl Inner {
             let lessees = restored.iter().filter(|one| lost || one.slots.may_have_leases());
             let holders = lessees.filter_map(|one| ServerSession::assume_leases(one));
             table.was_leased_to(holders.cloned().collect(), anybody);
+            table.listen_above();
         }
         Ok(())
     }

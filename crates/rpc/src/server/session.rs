@@ -23,7 +23,7 @@ use crate::server::connection_limits::SessionPlace;
 use crate::server::exactly_once::slots::ReplaySlots;
 use crate::server::export::Export;
 use crate::server::journal::{SessionRecord, SlotLog};
-use crate::server::leases::LeaseHolder;
+use crate::server::leases::{LeaseHolder, LeaseTable};
 use crate::server::log_throttle::LogThrottle;
 use crate::server::options::ServerOptions;
 use crate::server::recovery::group_sync::Failures;
@@ -31,8 +31,8 @@ use crate::server::refusals::no_room_for_a_file;
 use crate::server::status::jobs::Questions;
 use crate::server::watchers::PendingNotifications;
 use crate::wire::{
-    FEATURE_CHANGED_FILES, FEATURE_CHANGES, FEATURE_JOBS, FEATURE_LEASES, FEATURE_STAMPS,
-    FEATURE_TICKETS, FEATURE_WRITE_LEASES, Ticket,
+    FEATURE_CHANGED_FILES, FEATURE_CHANGES, FEATURE_JOBS, FEATURE_LEASES, FEATURE_LEASES_ON,
+    FEATURE_STAMPS, FEATURE_TICKETS, FEATURE_WRITE_LEASES, Ticket,
 };
 
 pub(crate) use under_way::{SlottedChange, UnslottedCall};
@@ -181,6 +181,12 @@ impl ServerSession {
         self.features.load(Ordering::Relaxed) & wanted == wanted
     }
 
+    /// Whether the client leases on to others what is leased to it.
+    pub(crate) fn leases_on(&self) -> bool {
+        let wanted = FEATURE_LEASES | FEATURE_LEASES_ON;
+        self.features.load(Ordering::Relaxed) & wanted == wanted
+    }
+
     /// The session as a holder of leases. None: it has none.
     pub(crate) fn lease_holder(&self) -> Option<&Arc<LeaseHolder>> {
         self.lease_holder.get()
@@ -205,6 +211,12 @@ impl ServerSession {
         let table = self.export.lease_table.as_ref()?;
         let holder = || Arc::new(LeaseHolder::new(table, Arc::downgrade(self), &self.host));
         Some(self.lease_holder.get_or_init(holder))
+    }
+
+    /// The leases of an export that is forwarded, if the client may believe any of them.
+    pub(crate) fn believes_from_above(&self) -> Option<&Arc<LeaseTable>> {
+        let table = self.export.lease_table.as_ref().filter(|table| table.above().is_some())?;
+        self.lease_holder().filter(|holder| holder.holds_any()).map(|_| table)
     }
 
     /// Whether the client takes attributes of changed files from answers.

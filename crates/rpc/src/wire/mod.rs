@@ -86,6 +86,10 @@ pub const FEATURE_CHANGED_FILES: u64 = 8192;
 /// Feature: `write_back` is understood, and the client may keep what it writes under a write lease, which answers
 /// give with [`ReplyHead::write_lease`]. Where an export gives none, the server leaves the feature out.
 pub const FEATURE_WRITE_LEASES: u64 = 16_384;
+/// Feature: the client leases on to others what is leased to it. So it is asked back for files that it changes itself
+/// by a name alone: the file may be another one than it knows. Where an export leases nothing, the server leaves the
+/// feature out.
+pub const FEATURE_LEASES_ON: u64 = 32_768;
 /// How long a hold lasts at most, by the server's clock. A server begins to lease only so long after its start, where
 /// another one may have lost holds with its end.
 pub const HOLD_TIME: Duration = Duration::from_secs(30);
@@ -99,7 +103,8 @@ const OTHER_FEATURES: u64 = FEATURE_STAMPS
     | FEATURE_LEASES
     | FEATURE_PROBES
     | FEATURE_CHANGED_FILES
-    | FEATURE_WRITE_LEASES;
+    | FEATURE_WRITE_LEASES
+    | FEATURE_LEASES_ON;
 /// All features that this version knows.
 pub const FEATURES: u64 = OTHER_FEATURES | features_of_operations();
 const _: () = assert!(

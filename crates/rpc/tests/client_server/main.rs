@@ -18,6 +18,7 @@ mod hostile;
 mod leased_answers;
 mod leased_listings;
 mod leases;
+mod leases_on;
 mod leases_outside;
 mod lost_sessions;
 mod noting;

@@ -16,5 +16,6 @@ mod same_bytes;
 #[path = "../site/mod.rs"]
 mod site;
 mod stacked;
+mod stacked_leases;
 mod suite;
 mod takeover;

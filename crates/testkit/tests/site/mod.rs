@@ -11,6 +11,7 @@ use std::time::Duration;
 use dray_backends::posix::{PosixFs, PosixOptions, Squash};
 use dray_core::{
     Admit, Context, Errno, FileSystem, FsUuid, HoldLeases, Make, Name, ObservedCall, Op,
+    UpperLeases,
 };
 use dray_fabric::sim::{Network, Weather};
 use dray_fabric::{Address, Connect, Sockets, listen_first, local};
@@ -23,7 +24,7 @@ use dray_layers::{Observed, Observer, Outcome};
 use dray_rpc::client::{
     ClientOptions, ClientSession, LeaseGroup, LeaseShare, LeaseWish, RemoteFs, SessionMemory,
 };
-use dray_rpc::server::{Export, ExportDefinition, MemoryJournal, Server, ServerOptions};
+use dray_rpc::server::{Export, ExportDefinition, MemoryJournal, Server, ServerOptions, StateLoss};
 
 #[allow(unused_imports)] // as above
 pub use generated::{agree, generated, generated_with_seeds, on_posix};
@@ -167,6 +168,41 @@ async fn leased(servers: Vec<Stack>, placement: &Placement, count: usize) -> Vec
         clients.push(placed_stack(placement.clone(), Arc::default(), stacks, holders).fs);
     }
     clients
+}
+
+/// Clients of a server that leases on what the server of `fs` leases to it, and behind them one of the server of `fs`.
+/// The front ends above check nobody.
+pub async fn on_leased_levels(fs: Stack, below: usize) -> Vec<Stack> {
+    let checked = LeaseWish::Yes { callers_are_checked: false, keeps_writes: false };
+    let upper = leasing(fs, None).await;
+    let between = Arc::new(lessee(&upper, LeaseWish::LeasedOn, "between").await);
+    let server = leasing(between.clone(), Some(between)).await;
+    let mut clients: Vec<Stack> = Vec::new();
+    for number in 0..=below {
+        let connector = if number < below { &server } else { &upper };
+        clients.push(Arc::new(lessee(connector, checked, &format!("client{number}")).await));
+    }
+    clients
+}
+
+/// A server of `fs` that leases.
+async fn leasing(fs: Stack, upper_leases: Option<Arc<dyn UpperLeases>>) -> Arc<dyn Connect> {
+    let mut export = Export::new(EXPORT, fs, Vec::new());
+    (export.leases, export.upper_leases) = (true, upper_leases);
+    let journal = Arc::new(MemoryJournal::default());
+    let server = Server::new(ServerOptions::default(), vec![export], journal);
+    server.restore(StateLoss::Nothing).await;
+    let (listener, connector) = local::listen();
+    dray_rt::spawn(async move { drop(server.serve_all(Box::new(listener)).await) });
+    Arc::new(connector)
+}
+
+async fn lessee(connector: &Arc<dyn Connect>, leases: LeaseWish, host: &str) -> RemoteFs {
+    let options = ClientOptions { leases, ..client_options(host.to_owned()) };
+    let session = ClientSession::connect(connector.clone(), options, SessionMemory::heap()).await;
+    let session = session.expect("a session in fair weather");
+    assert!(session.has_leases());
+    RemoteFs::new(session)
 }
 
 /// Each client's sessions with all slices, which begin with their use.

@@ -22,6 +22,10 @@ impl Contact {
         self.term.store(nanos, Ordering::Relaxed);
     }
 
+    pub(super) fn term(&self) -> Duration {
+        Duration::from_nanos(self.term.load(Ordering::Relaxed))
+    }
+
     /// Whether the server leases anything.
     pub(super) fn has_term(&self) -> bool {
         self.term.load(Ordering::Relaxed) != 0

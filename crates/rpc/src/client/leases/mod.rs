@@ -63,6 +63,9 @@ pub enum LeaseWish {
         /// The session may keep writes for a while (ADR 0053).
         keeps_writes: bool,
     },
+    /// The session is a server's, which leases on to its own clients what is leased to it (ADR 0061). Names answer
+    /// the caller alone that asked, as without a kernel that checks.
+    LeasedOn,
 }
 
 /// What a session remembers under leases; nothing if it wants none.
@@ -123,7 +126,11 @@ impl LeasedAnswers {
         inherited: bool,
         share: Option<LeaseShare>,
     ) -> LeasedAnswers {
-        let LeaseWish::Yes { callers_are_checked, .. } = wish else { return LeasedAnswers(None) };
+        let callers_are_checked = match wish {
+            LeaseWish::No => return LeasedAnswers(None),
+            LeaseWish::Yes { callers_are_checked, .. } => callers_are_checked,
+            LeaseWish::LeasedOn => false,
+        };
         let moments = share.as_ref().map_or_else(Arc::default, LeaseShare::moments);
         let leased = Arc::new(Leased {
             callers_are_checked,
@@ -166,6 +173,16 @@ impl LeasedAnswers {
         if let Some(leased) = &self.0 {
             leased.contact.answered(sent);
         }
+    }
+
+    /// The term of what is leased; zero if nothing is.
+    pub(crate) fn term(&self) -> Duration {
+        self.active().map_or(Duration::ZERO, |leased| leased.contact.term())
+    }
+
+    /// How long what is leased may be believed from now on.
+    pub(crate) fn rest(&self) -> Duration {
+        self.active().map_or(Duration::ZERO, |leased| leased.contact.rest())
     }
 
     /// How many recalls have come.
@@ -491,7 +508,7 @@ impl Leased {
 
     /// Forgets all that is remembered, and what is on its way.
     fn forget_all(&self) {
-        self.changes.note_recall();
+        self.changes.note_recall(true);
         self.changes.note(&self.changes.all_names);
         self.changes.note(&self.changes.all_attributes);
         self.names.forget_all();

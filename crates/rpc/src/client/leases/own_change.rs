@@ -39,7 +39,7 @@ const LINGERING: Duration = Duration::from_secs(30);
 pub(crate) struct OwnChange {
     leased: Arc<Leased>,
     touched: Touched,
-    /// How many recalls had come before.
+    /// How many recalls of names had come before.
     recalls: u64,
     /// When it was noted.
     begun: ChangeMoment,
@@ -136,7 +136,7 @@ fn touches_named_file(row: &CallRow<'_>) -> bool {
 
 impl OwnChange {
     pub(super) fn begin(leased: &Arc<Leased>, touched: Touched) -> OwnChange {
-        let (recalls, begun) = (leased.changes.recalls(), ChangeMoment::default());
+        let (recalls, begun) = (leased.changes.recalls_of_names(), ChangeMoment::default());
         let mut change = OwnChange { leased: leased.clone(), touched, recalls, begun };
         change.rows().for_each(|row| leased.changes.begin(row));
         change.begun = leased.changes.now();
@@ -281,8 +281,8 @@ impl Leased {
 impl Drop for OwnChange {
     fn drop(&mut self) {
         let changes = &self.leased.changes;
-        // Another client may have put another file there meanwhile.
-        if self.touched.by_names && changes.recalls() != self.recalls {
+        // Another client may have put another file there meanwhile. The name was leased, or is not known.
+        if self.touched.by_names && changes.recalls_of_names() != self.recalls {
             changes.note(&changes.all_attributes);
         }
         self.rows().for_each(|row| changes.end(row));

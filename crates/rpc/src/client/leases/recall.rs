@@ -84,7 +84,8 @@ impl LeasedAnswers {
     /// The server recalls these leases: they are not believed any more.
     pub(crate) fn recalled(&self, items: &[RecallItem]) {
         let Some(leased) = &self.0 else { return };
-        leased.changes.note_recall();
+        let of_names = items.iter().any(|item| item.kinds.contains(LeaseKinds::NAMES));
+        leased.changes.note_recall(of_names);
         items.iter().for_each(|item| leased.forget(item));
         leased.listener.recalled.fetch_add(items.len() as u64, Ordering::Relaxed);
     }
@@ -122,6 +123,8 @@ impl LeasedAnswers {
     /// The session has ended for good: nothing is answered any more.
     pub(crate) fn end(&self) {
         if let Some(leased) = &self.0 {
+            // First: a server that leases on has leased nothing by the time when it may lease nothing.
+            leased.listener.pass_on(Recall::All, RecallDone::unawaited());
             leased.contact.set_term(Duration::ZERO);
             leased.forget_all();
         }

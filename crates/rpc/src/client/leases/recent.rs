@@ -38,6 +38,8 @@ pub(super) struct RecentAnswers {
     /// What changed attributes of an unknown file.
     pub(super) all_attributes: ChangeRow,
     recalls: AtomicU64,
+    /// Recalls that were of names, too.
+    recalls_of_names: AtomicU64,
 }
 
 impl ChangeRow {
@@ -61,6 +63,7 @@ impl RecentAnswers {
             all_names: ChangeRow::default(),
             all_attributes: ChangeRow::default(),
             recalls: AtomicU64::new(0),
+            recalls_of_names: AtomicU64::new(0),
         }
     }
 
@@ -102,9 +105,15 @@ impl RecentAnswers {
         row.under_way.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// A recall has come. To be said before anything of it is noted.
-    pub(super) fn note_recall(&self) {
+    /// A recall has come, and names are in it or not. To be said before anything of it is noted.
+    pub(super) fn note_recall(&self, of_names: bool) {
         self.recalls.fetch_add(1, Ordering::SeqCst);
+        self.recalls_of_names.fetch_add(u64::from(of_names), Ordering::SeqCst);
+    }
+
+    /// How many recalls of names have come.
+    pub(super) fn recalls_of_names(&self) -> u64 {
+        self.recalls_of_names.load(Ordering::SeqCst)
     }
 
     /// How many recalls have come.

@@ -23,10 +23,10 @@ use crate::client::leases::LeaseWish;
 use crate::client::replay::Replay;
 use crate::client::session::ClientOptions;
 use crate::wire::{
-    Auth, Challenge, FEATURE_CHANGED_FILES, FEATURE_CHANGES, FEATURE_LEASES, FEATURE_ONE_WAY,
-    FEATURE_PROBES, FEATURE_STAMPS, FEATURE_WRITE_LEASES, FEATURES, HandshakeError, Hello, Input,
-    Kind, Malformed, NotifyHead, ONE_USER, Proof, RECOVERING, Refused, VERSION_MAX, VERSION_MIN,
-    Welcome, peek_kind,
+    Auth, Challenge, FEATURE_CHANGED_FILES, FEATURE_CHANGES, FEATURE_LEASES, FEATURE_LEASES_ON,
+    FEATURE_ONE_WAY, FEATURE_PROBES, FEATURE_STAMPS, FEATURE_WRITE_LEASES, FEATURES,
+    HandshakeError, Hello, Input, Kind, Malformed, NotifyHead, ONE_USER, Proof, RECOVERING,
+    Refused, VERSION_MAX, VERSION_MIN, Welcome, peek_kind,
 };
 
 /// How a handshake ended.
@@ -367,10 +367,12 @@ impl Sink for LinkSink {
 /// The features that a session with these options does not want.
 fn unwanted(options: &ClientOptions) -> u64 {
     let changes = if options.caches { 0 } else { FEATURE_CHANGES };
+    let none = FEATURE_LEASES | FEATURE_CHANGED_FILES | FEATURE_WRITE_LEASES | FEATURE_LEASES_ON;
     let leases = match options.leases {
-        LeaseWish::No => FEATURE_LEASES | FEATURE_CHANGED_FILES | FEATURE_WRITE_LEASES,
-        LeaseWish::Yes { keeps_writes: false, .. } => FEATURE_WRITE_LEASES,
-        LeaseWish::Yes { keeps_writes: true, .. } => 0,
+        LeaseWish::No => none,
+        LeaseWish::Yes { keeps_writes: false, .. } => FEATURE_WRITE_LEASES | FEATURE_LEASES_ON,
+        LeaseWish::Yes { keeps_writes: true, .. } => FEATURE_LEASES_ON,
+        LeaseWish::LeasedOn => FEATURE_WRITE_LEASES,
     };
     changes | leases
 }

@@ -7,9 +7,10 @@ use dray_core::Op;
 
 use super::Link;
 use crate::client::holdings::locks::HeldLock;
+use crate::client::leases::LeaseWish;
 use crate::wire::{
-    FEATURE_LEASES, FEATURE_LOOKUP_OPEN, FEATURE_ONE_WAY, FEATURE_SPLIT_READS, FEATURE_STAMPS,
-    FEATURE_TICKETS, LATE_WRITES, ONE_USER, SQUASHES, Welcome, feature_of,
+    FEATURE_LEASES, FEATURE_LEASES_ON, FEATURE_LOOKUP_OPEN, FEATURE_ONE_WAY, FEATURE_SPLIT_READS,
+    FEATURE_STAMPS, FEATURE_TICKETS, LATE_WRITES, ONE_USER, SQUASHES, Welcome, feature_of,
 };
 
 /// The features that opening at a lookup takes.
@@ -127,7 +128,7 @@ impl Link {
         self.met.send_replace(true);
         // First: until when it is believed is known as long as the former server is.
         let until = self.leases.believed_until();
-        let term = term_of_leases(welcome, features);
+        let term = term_of_leases(welcome, features, self.options.leases);
         if self.leases.welcomed(offered, welcome.lease_epoch, term) {
             self.kept.all_end(until);
         }
@@ -173,8 +174,12 @@ impl Link {
 
 /// How long leases are valid without a further call; zero if the server leases nothing. Where writes
 /// are carried out after they were answered, attributes change by themselves.
-fn term_of_leases(welcome: &Welcome, features: u64) -> Duration {
-    let leases = features & FEATURE_LEASES != 0 && features & LATE_WRITES == 0;
+fn term_of_leases(welcome: &Welcome, features: u64, wish: LeaseWish) -> Duration {
+    let needed = match wish {
+        LeaseWish::No | LeaseWish::Yes { .. } => FEATURE_LEASES,
+        LeaseWish::LeasedOn => FEATURE_LEASES | FEATURE_LEASES_ON,
+    };
+    let leases = features & needed == needed && features & LATE_WRITES == 0;
     Duration::from_millis(if leases { welcome.lease_term_ms.into() } else { 0 })
 }
 

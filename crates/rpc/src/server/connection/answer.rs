@@ -12,7 +12,19 @@ use crate::wire::CallHead;
 
 impl CallInHand {
     /// Sends the answer. The data of `reply` are taken out.
-    pub(super) fn answer(&self, route: &Route, reply: &mut Reply) {
+    pub(super) async fn answer(&self, route: &Route, reply: &mut Reply) {
+        if let Some(table) = self.session.believes_from_above().filter(|_| !self.one_way()) {
+            let is_wanted = || route.connection.strong_count() > 0;
+            // In a box, so that other calls are no larger.
+            Box::pin(table.contact_above(is_wanted)).await;
+            if self.session.export.is_lost() {
+                return self.over();
+            }
+        }
+        self.send(route, reply);
+    }
+
+    fn send(&self, route: &Route, reply: &mut Reply) {
         if self.one_way() {
             // Given up with its connection: it is asked for again, by another one.
             if let Some(error) = reply.error().filter(|error| error.errno() != Errno::EINTR) {

@@ -73,13 +73,15 @@ impl CallInHand {
     pub(super) async fn carry_out(self, body: Box<[u8]>, data: Option<Buf>) {
         let call = match Call::get(self.head.op, &mut Input(&body)) {
             Ok(call) => TypedCall { row: call.row(), call },
-            Err(_) => return self.answer(&self.route, &mut Reply::malformed("malformed call")),
+            Err(_) => {
+                return self.answer(&self.route, &mut Reply::malformed("malformed call")).await;
+            }
         };
         // Noted before any wait: what its client asks for later is not opened ahead of it.
         let changing = self.changing(&call.row);
         let entered = match self.enter(&call).await {
             Ok(entered) => entered,
-            Err(Refused::With(mut reply)) => return self.answer(&self.route, &mut reply),
+            Err(Refused::With(mut reply)) => return self.answer(&self.route, &mut reply).await,
             Err(Refused::Unheard) => return self.over(),
         };
         let Entered { again, _slotted } = entered;
@@ -94,6 +96,7 @@ impl CallInHand {
             // next opening.
             return self.over();
         }
+        let said = self.said_above(reply);
         let CallHead { slot, sequence, .. } = self.head;
         let asked_last = match slot {
             NO_SLOT => None,
@@ -103,12 +106,12 @@ impl CallInHand {
         // Behind that: an answer that is asked for again says nothing that may have changed since.
         if let Some(since) = since.take() {
             reply.add_changed_files(std::mem::take(changed_files));
-            self.lease(&call.row, since, grants.leases.as_deref(), reply);
+            self.lease(&call.row, (since, said), grants.leases.as_deref(), reply);
         }
         grants.give_up();
         drop(changing);
         // A client that has given up on a change in a slot waits for the tag alone.
-        self.answer(asked_last.as_ref().unwrap_or(&self.route), reply);
+        self.answer(asked_last.as_ref().unwrap_or(&self.route), reply).await;
     }
 
     /// Whether it may be carried out now: not before a recovery is over, not with files that the

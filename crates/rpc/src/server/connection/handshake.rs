@@ -19,9 +19,9 @@ use crate::server::service::Inner;
 use crate::server::session::ServerSession;
 use crate::server::sessions::refused;
 use crate::wire::{
-    Auth, Challenge, FEATURE_CHANGED_FILES, FEATURE_LEASES, FEATURE_WRITE_LEASES, FEATURES,
-    HandshakeError, Hello, LATE_WRITES, Malformed, ONE_USER, Proof, RECOVERING, Refused, SQUASHES,
-    VERSION_MAX, VERSION_MIN, Welcome,
+    Auth, Challenge, FEATURE_CHANGED_FILES, FEATURE_LEASES, FEATURE_LEASES_ON,
+    FEATURE_WRITE_LEASES, FEATURES, HandshakeError, Hello, LATE_WRITES, Malformed, ONE_USER, Proof,
+    RECOVERING, Refused, SQUASHES, VERSION_MAX, VERSION_MIN, Welcome,
 };
 
 /// The newest version that both ends speak.
@@ -130,7 +130,7 @@ impl ServerSink {
             (export.writes_late, LATE_WRITES),
         ];
         let of_server = of_server.iter().filter(|(is_so, _)| *is_so).map(|(_, bit)| bit);
-        let of_leases = FEATURE_LEASES | FEATURE_CHANGED_FILES;
+        let of_leases = FEATURE_LEASES | FEATURE_CHANGED_FILES | FEATURE_LEASES_ON;
         let leases = if export.lease_table.is_some() { 0 } else { of_leases };
         let keeps = export.lease_table.as_ref().is_some_and(|table| table.leases_writes());
         let leases = leases | if keeps { 0 } else { FEATURE_WRITE_LEASES };

@@ -31,7 +31,7 @@ impl ServerSink {
         match peek_kind(head)? {
             Kind::Call => {
                 if let Some(tag) = peek_unknown_op(head) {
-                    return self.refuse_call(tag, &Error::new(Errno::ENOTSUP));
+                    return self.refuse_call(session, tag, &Error::new(Errno::ENOTSUP));
                 }
                 let call = CallHead::get_message(&mut input)?;
                 self.call(session, call, input.0, data)
@@ -111,9 +111,22 @@ impl ServerSink {
     }
 
     /// Answers a call that is not begun.
-    fn refuse_call(&self, tag: u32, error: &Error) -> io::Result<()> {
-        let _ = Reply::failure(error).send(&*self.connection, tag, false); // a broken one ends `run`
-        self.room_for_answers(0)
+    fn refuse_call(&self, session: &ServerSession, tag: u32, error: &Error) -> io::Result<()> {
+        let mut reply = Reply::failure(error);
+        let Some(table) = session.believes_from_above().cloned() else {
+            let _ = reply.send(&*self.connection, tag, false); // a broken one ends `run`
+            return self.room_for_answers(0);
+        };
+        let (connection, under_way) = (Arc::downgrade(&self.connection), self.shared.clone());
+        let calls = under_way.counter(false).fetch_add(1, Ordering::SeqCst);
+        dray_rt::spawn(async move {
+            table.contact_above(|| connection.strong_count() > 0).await;
+            if let Some(connection) = connection.upgrade() {
+                let _ = reply.send(&*connection, tag, false); // as above
+            }
+            under_way.counter(false).fetch_sub(1, Ordering::SeqCst);
+        });
+        self.room_for_answers(calls)
     }
 
     fn call(
@@ -140,7 +153,7 @@ impl ServerSink {
                 )
             });
             let error = Error::new(Errno::E2BIG).because("more groups than the server takes");
-            return self.refuse_call(head.tag, &error);
+            return self.refuse_call(session, head.tag, &error);
         }
         let under_way = self.shared.counter(one_way).fetch_add(1, Ordering::SeqCst);
         match one_way {

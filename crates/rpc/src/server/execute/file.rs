@@ -7,7 +7,7 @@ use dray_core::{Buf, Context, DirPage, Errno, Error, Lock, LockKind, Op, OpenFil
 use dray_fabric::Charge;
 
 use crate::server::execute::absent_xattrs;
-use crate::server::leases::LeaseGrants;
+use crate::server::leases::{LeaseGrants, SaidAbove};
 use crate::server::ranges::Span;
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
@@ -110,6 +110,8 @@ pub(super) async fn readdir(
         }
         // Behind that: the lease on its attributes covers what is said of a file.
         LeaseGrants::new(table, holder, since, None).page(file.id(), &mut entries);
+    } else if session.export.upper_leases.is_some() {
+        SaidAbove::drop_of_page(&mut entries);
     }
     page((&entries, &absent), max_bytes, charge)
 }

@@ -17,6 +17,8 @@ const ROWS_MAX: usize = 8;
 pub(crate) struct LeaseChange {
     table: Arc<LeaseTable>,
     changer: Option<Arc<LeaseHolder>>,
+    /// The changer leases on to others what it has.
+    leases_on: bool,
     rows: [MarkRow; ROWS_MAX],
     marked: usize,
     recalls: Recalls,
@@ -29,8 +31,17 @@ impl LeaseChange {
         changer: Option<&Arc<LeaseHolder>>,
     ) -> Box<LeaseChange> {
         let rows = [table.marks.row(Part::Attributes(FileId { ino: 0, generation: 0 })); ROWS_MAX];
-        let (table, changer) = (table.clone(), changer.cloned());
-        Box::new(LeaseChange { table, changer, rows, marked: 0, recalls: Recalls::default() })
+        let (table, changer, recalls) = (table.clone(), changer.cloned(), Recalls::default());
+        Box::new(LeaseChange { table, changer, leases_on: false, rows, marked: 0, recalls })
+    }
+
+    /// The same by a session whose client leases on to others what it has.
+    pub(crate) fn by_session_that_leases_on(
+        mut self: Box<Self>,
+        leases_on: bool,
+    ) -> Box<LeaseChange> {
+        self.leases_on = leases_on;
+        self
     }
 
     /// The places that it has marked.
@@ -50,8 +61,14 @@ impl LeaseChange {
     }
 
     fn collect(&mut self, broken: &FileBreaks<'_>) {
+        self.collect_from(true, broken);
+    }
+
+    /// `others`: from others than the changer, which knows.
+    fn collect_from(&mut self, others: bool, broken: &FileBreaks<'_>) {
+        let changer = self.changer.as_ref().filter(|_| others);
         if !self.table.never_recalls {
-            self.table.collect(self.changer.as_ref(), broken, &mut self.recalls);
+            self.table.collect(changer, broken, &mut self.recalls);
         }
     }
 
@@ -70,6 +87,14 @@ impl LeaseChange {
     pub(crate) fn attributes(&mut self, id: FileId) {
         self.mark(Part::Attributes(id));
         self.collect(&FileBreaks { id, kinds: LeaseKinds::ATTRIBUTES, name: None });
+    }
+
+    /// The same of a file that the server alone knows to be changed: by a name, or by a process before this one. Who
+    /// leases on has recalled from others what it took for this file. That may have been another one.
+    pub(crate) fn named(&mut self, id: FileId) {
+        self.mark(Part::Attributes(id));
+        let broken = FileBreaks { id, kinds: LeaseKinds::ATTRIBUTES, name: None };
+        self.collect_from(!self.leases_on, &broken);
     }
 
     /// A name in a directory changes, and with it the directory's times. Its clients keep listings under the

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use dray_core::{Attr, DirPage, Entry, Errno, FileId, Ttl};
 
+use super::above::SaidAbove;
 use super::change::LeaseChange;
 use super::holder::LeaseHolder;
 use super::marks::{MarkRow, Part};
@@ -19,6 +20,8 @@ pub(crate) struct LeaseGrants<'a> {
     since: LeaseSince,
     /// The places that the call has marked itself.
     own: &'a [MarkRow],
+    /// Of an export that is forwarded: how the results were leased from above.
+    said: SaidAbove,
 }
 
 impl<'a> LeaseGrants<'a> {
@@ -29,12 +32,22 @@ impl<'a> LeaseGrants<'a> {
         since: LeaseSince,
         change: Option<&'a LeaseChange>,
     ) -> LeaseGrants<'a> {
-        LeaseGrants { table, who, since, own: change.map_or(&[], LeaseChange::rows) }
+        let (own, said) = (change.map_or(&[][..], LeaseChange::rows), SaidAbove::default());
+        LeaseGrants { table, who, since, own, said }
     }
 
-    /// The time of a part that is leased now.
-    fn time(&self, part: Part<'_>) -> Option<Ttl> {
-        let leased = self.table.lease(self.who, self.since, self.own, part);
+    /// The same where servers above have leased the results like that.
+    pub(crate) fn leased_above(self, said: SaidAbove) -> LeaseGrants<'a> {
+        LeaseGrants { said, ..self }
+    }
+
+    /// The time of a part that is leased now. `said`: by the file system. That stays, unless servers above said it.
+    fn time(&self, said: Option<Ttl>, part: Part<'_>) -> Option<Ttl> {
+        if said.is_some() && self.table.above().is_none() {
+            return said;
+        }
+        let leased =
+            self.table.may_lease_on(said) && self.table.lease(self.who, self.since, self.own, part);
         leased.then(|| Ttl::of(self.table.term()))
     }
 
@@ -43,22 +56,20 @@ impl<'a> LeaseGrants<'a> {
         self.table.may_lease(self.since, self.own, part)
     }
 
-    /// What the file system says itself stays.
-    fn attributes(&self, id: FileId, attr: &mut Attr) {
-        let validity = &mut attr.validity;
-        validity.attributes = validity.attributes.or_else(|| self.time(Part::Attributes(id)));
+    fn attributes(&self, id: FileId, said: Option<Ttl>, attr: &mut Attr) {
+        let said = attr.validity.attributes.or(said);
+        attr.validity.attributes = self.time(said, Part::Attributes(id));
     }
 
-    fn name(&self, place: (FileId, &[u8])) -> Option<Ttl> {
-        let (dir, name) = place;
-        self.time(Part::Name(dir, name))
+    fn name(&self, said: Option<Ttl>, (dir, name): (FileId, &[u8])) -> Option<Ttl> {
+        self.time(said, Part::Name(dir, name))
     }
 
-    fn entry(&self, entry: &mut Entry, place: Option<(FileId, &[u8])>) {
-        self.attributes(entry.id, &mut entry.attr);
+    fn entry(&self, said: SaidAbove, entry: &mut Entry, place: Option<(FileId, &[u8])>) {
+        self.attributes(entry.id, said.attributes, &mut entry.attr);
         if let Some(place) = place {
-            let validity = &mut entry.attr.validity;
-            validity.name = validity.name.or_else(|| self.name(place));
+            let said = entry.attr.validity.name.or(said.name);
+            entry.attr.validity.name = self.name(said, place);
         }
     }
 
@@ -76,19 +87,20 @@ impl<'a> LeaseGrants<'a> {
         if let Some(errno) = reply.errno() {
             let place = place.filter(|_| op.leases_name == NameLease::WithAbsence);
             if let Some(place) = place.filter(|_| errno == Errno::ENOENT) {
-                reply.absent_for(self.name(place));
+                let said = reply.take_absence().or(self.said.absence);
+                reply.absent_for(self.name(said, place));
             }
             return;
         }
         let place = place.filter(|_| op.leases_name != NameLease::None);
         reply.changed_files_mut().retain_mut(|(id, attr)| {
-            self.attributes(*id, attr);
+            self.attributes(*id, None, attr);
             attr.validity.attributes.is_some()
         });
         match reply.results_mut() {
-            Results::Entry(entry) => self.entry(entry, place),
+            Results::Entry(entry) => self.entry(self.said, entry, place),
             Results::FlaggedEntry((entry, _)) => {
-                self.entry(entry, place);
+                self.entry(self.said, entry, place);
                 // A lookup that opens ahead has opened nothing that is written.
                 let made = (row.changes != Changes::Nothing).then_some(entry.id);
                 if let Some(id) = made {
@@ -97,12 +109,12 @@ impl<'a> LeaseGrants<'a> {
             }
             Results::Attr(attr) => {
                 if let Some(id) = asked(session, row) {
-                    self.attributes(id, attr);
+                    self.attributes(id, self.said.attributes, attr);
                 }
             }
             Results::Opened(Some(at_open)) => {
                 if let Some(id) = opened(row) {
-                    self.attributes(id, &mut at_open.attr);
+                    self.attributes(id, self.said.attributes, &mut at_open.attr);
                     self.writing(session, row, id, reply);
                 }
             }
@@ -134,7 +146,7 @@ impl<'a> LeaseGrants<'a> {
             let Some((name, entry)) = page.get(index) else { continue };
             let Some(attr) = &entry.attr else { continue };
             let mut leased = Entry { id: entry.id, attr: *attr };
-            self.entry(&mut leased, Some((dir, name)));
+            self.entry(SaidAbove::default(), &mut leased, Some((dir, name)));
             page.set_attr(index, Some(leased.attr));
         }
     }

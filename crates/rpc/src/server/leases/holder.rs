@@ -313,6 +313,23 @@ impl LeaseHolder {
         self.state().void_at = Some(self.believes_until());
     }
 
+    /// Whether the client may believe anything.
+    pub(crate) fn holds_any(&self) -> bool {
+        self.state().held.len() > 0
+    }
+
+    /// All leases of the session have ended where they came from. Its client has to come back, and learns that then.
+    pub(super) fn lose_all(self: &Arc<Self>) {
+        let epoch = self.epoch();
+        if !self.holds_any() || !self.end_epoch(epoch, now() + self.wait) {
+            return;
+        }
+        if let Some(session) = self.session.upgrade() {
+            session.replace(Proof::REPLACES_ALL);
+        }
+        self.state().void_at = Some(self.believes_until()); // as for a fence
+    }
+
     /// The session is over. `left`: its client is gone, and believes nothing.
     pub(crate) fn end(self: &Arc<Self>, left: bool) {
         if std::mem::replace(&mut self.state().ended, true) {

@@ -8,8 +8,11 @@
 //! Who has the only write lease of a file may keep what it writes. Nobody else is shown that file, or
 //! changes it, before the lease has come back ([`writers`], ADR 0053).
 //!
+//! An export that is forwarded leases on what servers above have leased to it ([`above`], ADR 0061).
+//!
 //! Order of locks: a part of the table, and within it the state of a holder.
 
+mod above;
 mod change;
 mod changed_files;
 mod counts;
@@ -25,6 +28,7 @@ mod room;
 mod table;
 mod writers;
 
+pub(crate) use above::SaidAbove;
 pub(crate) use change::{LeaseChange, LeaseWaits};
 pub(crate) use changed_files::ChangedFiles;
 pub use counts::LeaseStatus;

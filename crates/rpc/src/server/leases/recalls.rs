@@ -36,6 +36,8 @@ pub(super) struct UnaskedLeases {
     before: usize,
     /// The recall has been noted for the file's rest.
     noted: bool,
+    /// The changer is asked, too.
+    of_all: bool,
 }
 
 /// Recalls that a change has to send, and what it has to wait for besides.
@@ -104,7 +106,8 @@ impl LeaseTable {
         if broken.kinds == LeaseKinds::WRITE && leases.writer().is_none() {
             return;
         }
-        let all = UnaskedLeases { what: broken.item(), before: leases.len(), noted: false };
+        let (what, before, of_all) = (broken.item(), leases.len(), changer.is_none());
+        let all = UnaskedLeases { what, before, noted: false, of_all };
         let left = ask_some(changer, all, (leases, rests), recalls);
         recalls.unasked.extend(left);
     }
@@ -128,6 +131,7 @@ fn ask_some(
     (leases, mut rests): (&mut FileLeases, FileRests<'_>),
     recalls: &mut Recalls,
 ) -> Option<UnaskedLeases> {
+    let changer = changer.filter(|_| !unasked.of_all);
     let is_other =
         |who: &Arc<LeaseHolder>| changer.is_none_or(|changer| !Arc::ptr_eq(who, changer));
     let before = unasked.before.min(leases.len());
@@ -235,6 +239,23 @@ mod tests {
             waits.await;
             assert_eq!(table.status().acknowledged, HOLDERS as u64 - 1);
         });
+    }
+
+    /// The changer is one of many, and may be looked at late.
+    // proves: P333
+    #[test]
+    fn a_changer_that_leases_on_is_asked_for_what_is_named() {
+        for (leases_on, asked) in [(true, 1000), (false, 999)] {
+            simulate(async |table| {
+                let holders = holders(&table, 1000);
+                let change = LeaseChange::new(&table, Some(&holders[7]));
+                let mut change = change.by_session_that_leases_on(leases_on);
+                change.named(DIR);
+                change.recall().unwrap().ask_all().await;
+                assert_eq!(table.status().recalls, asked);
+                assert_eq!(holders[7].status().recalls, u64::from(leases_on));
+            });
+        }
     }
 
     /// The last lease takes the place of one that goes. Else a change would not ask it.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use dray_core::{FileId, IdHash, IdMap, LeaseKinds, RecallItem};
 use dray_rt::{Instant, now, random_u64};
 
+use super::above::LeasesFromAbove;
 use super::counts::{LeaseStatus, RecallCounts};
 use super::file_leases::FileLeases;
 use super::holder::{LeaseHolder, RecallNumber};
@@ -50,6 +51,8 @@ pub(crate) struct LeaseTable {
     pub(super) counts: RecallCounts,
     pub(super) fenced: LogThrottle,
     pub(super) outside: OutsideRests,
+    /// None: the export is not forwarded.
+    above: Option<LeasesFromAbove>,
     /// Files whose data may be out: pairs of a file and the session that writes it.
     pub(super) written: AtomicUsize,
     pub(super) next_write_lease: AtomicU64,
@@ -142,6 +145,7 @@ impl LeaseTable {
             counts: RecallCounts::default(),
             fenced: LogThrottle::default(),
             outside: OutsideRests::default(),
+            above: None,
             written: AtomicUsize::new(0),
             next_write_lease: AtomicU64::new(random_u64()), // no other server gives the same
             leases_writes,
@@ -160,6 +164,16 @@ impl LeaseTable {
     /// The table of a server beside others, which hold what they change for so long.
     pub(crate) fn of_several_servers(self, hold_time: Option<Duration>) -> LeaseTable {
         LeaseTable { hold_time, ..self }
+    }
+
+    /// The table of an export that is forwarded, whose clients believe for a `term` of its own.
+    pub(super) fn leased_from(self, above: LeasesFromAbove, term: Duration) -> LeaseTable {
+        LeaseTable { above: Some(above), term, ..self }
+    }
+
+    /// What servers above lease, if the export is forwarded.
+    pub(crate) fn above(&self) -> Option<&LeasesFromAbove> {
+        self.above.as_ref()
     }
 
     /// How long a hold lasts at most.
@@ -266,6 +280,15 @@ impl LeaseTable {
         for shard in &self.shards {
             add_holders(&shard.lock().unwrap_or_else(PoisonError::into_inner), &mut holders);
             dray_rt::yield_now().await; // others are served by this thread, too
+        }
+        holders.into_values().collect()
+    }
+
+    /// The same without a pause, which takes some 10 ms where there are many.
+    pub(super) fn holders_at_once(&self) -> Vec<Arc<LeaseHolder>> {
+        let mut holders: IdMap<usize, Arc<LeaseHolder>> = IdMap::default();
+        for shard in &self.shards {
+            add_holders(&shard.lock().unwrap_or_else(PoisonError::into_inner), &mut holders);
         }
         holders.into_values().collect()
     }

@@ -5,7 +5,7 @@ use dray_core::{Attr, Buf, FileId};
 
 use super::CallInHand;
 use crate::server::execute::{self, Files};
-use crate::server::leases::{ChangedFiles, LeaseChange, LeaseGrants, LeaseSince};
+use crate::server::leases::{ChangedFiles, LeaseChange, LeaseGrants, LeaseSince, SaidAbove};
 use crate::server::ranges::Span;
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
@@ -26,12 +26,24 @@ impl CallInHand {
     pub(super) fn lease(
         &self,
         row: &CallRow<'_>,
-        since: LeaseSince,
+        (since, said): (LeaseSince, SaidAbove),
         change: Option<&LeaseChange>,
         reply: &mut Reply,
     ) {
-        if let Some(grants) = self.lease_grants(since, change) {
-            grants.answer(&self.session, (OpRow::of(self.head.op), row), reply);
+        match self.lease_grants(since, change) {
+            Some(grants) => {
+                let grants = grants.leased_above(said);
+                grants.answer(&self.session, (OpRow::of(self.head.op), row), reply);
+            }
+            None => reply.changed_files_mut().clear(), // they are of use under leases alone
+        }
+    }
+
+    /// Takes out of a reply what servers above have leased with it, if the export is forwarded.
+    pub(super) fn said_above(&self, reply: &mut Reply) -> SaidAbove {
+        match self.session.export.upper_leases {
+            Some(_) => SaidAbove::take(reply),
+            None => SaidAbove::default(),
         }
     }
 

@@ -141,7 +141,7 @@ impl CallInHand {
         }
         if let Some(leases) = leases {
             let named = plan.iter().flat_map(|plan| plan.named).flatten();
-            named.for_each(|file| leases.attributes(file));
+            named.for_each(|file| leases.named(file));
             if let Some(waits) = leases.recall() {
                 Box::pin(waits.wait()).await;
             }
@@ -228,7 +228,10 @@ impl CallInHand {
         if !row.changes.is_stamped() && row.changes != Changes::Leases {
             return None;
         }
-        let mut change = LeaseChange::new(table, self.session.lease_holder());
+        let leases_on =
+            self.session.leases_on() && !self.server.options.broken().is(Sabotage::UpperNamed);
+        let change = LeaseChange::new(table, self.session.lease_holder());
+        let mut change = change.by_session_that_leases_on(leases_on);
         let Breaks { names, attributes, rights } = row.breaks();
         names.into_iter().flatten().for_each(|name| change.name(name));
         if let Some(file) = rights.and_then(|file| files.id(file).ok()) {
@@ -241,7 +244,7 @@ impl CallInHand {
         }
         // What a server before us has begun is not planned again.
         let begun = again.into_iter().flat_map(|again| again.files());
-        begun.for_each(|file| change.attributes(file));
+        begun.for_each(|file| change.named(file));
         Some(change)
     }
 
