@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_core::{FileId, FileSystem, FsUuid, Fut, OnOutsideChanges, Result};
+use dray_core::{FileId, FileSystem, FsUuid, Fut, OnOutsideChanges, Result, UpperLeases};
 
 pub use crate::posix::{DescriptorStore, Difference, ExportLocation, FsIdentity, OnDeath, Squash};
 
@@ -45,6 +45,8 @@ pub struct ExportSettings<'a> {
     pub dir: &'a Path,
     /// Changes are refused.
     pub read_only: bool,
+    /// Clients of the export may have leases.
+    pub leases: bool,
     /// Which identities are replaced.
     pub squash: Squash,
     /// The kind's own options; an option without a value, or with the value true, is `yes`.
@@ -257,6 +259,9 @@ pub trait Backend: FileSystem {
 
     /// Why changes outside dray are not reported, in words for people; none: they are.
     fn outside_unnoticed(&self) -> Option<String>;
+
+    /// What servers above lease to it, if it is their client, and its export leases. Nothing else may be leased then.
+    fn upper_leases(&self) -> Option<Arc<dyn UpperLeases>>;
 
     /// This backend is about to be dropped, and clients will open their files again in its
     /// successor.

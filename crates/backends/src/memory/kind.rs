@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_core::{FileId, Fut, OnOutsideChanges, Result};
+use dray_core::{FileId, Fut, OnOutsideChanges, Result, UpperLeases};
 
 use super::{MemoryFs, MemoryOptions};
 use crate::backend::{
@@ -137,6 +137,10 @@ impl Backend for MemoryFs {
 
     fn outside_unnoticed(&self) -> Option<String> {
         Some("nothing changes the memory of this server but dray".to_owned())
+    }
+
+    fn upper_leases(&self) -> Option<Arc<dyn UpperLeases>> {
+        None
     }
 
     fn leave(&self) {}

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_core::{FileId, Fut, OnOutsideChanges, Result};
+use dray_core::{FileId, Fut, OnOutsideChanges, Result, UpperLeases};
 
 use super::{Inline, PosixFs, PosixOptions, Root, source::DirectorySource};
 use crate::backend::{
@@ -180,6 +180,10 @@ impl Backend for PosixFs {
         PosixFs::outside_unnoticed(self)
     }
 
+    fn upper_leases(&self) -> Option<Arc<dyn UpperLeases>> {
+        None
+    }
+
     fn leave(&self) {
         PosixFs::leave(self);
     }
@@ -198,7 +202,9 @@ mod tests {
         let own = options.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
         let own: BTreeMap<String, String> = own.collect();
         let (dir, squash) = (Path::new("/x/y"), Squash::None);
-        PosixKind.configure(&ExportSettings { name: "a", dir, read_only: false, squash, own: &own })
+        let (read_only, leases) = (false, false);
+        let settings = ExportSettings { name: "a", dir, read_only, leases, squash, own: &own };
+        PosixKind.configure(&settings)
     }
 
     #[test]

@@ -161,16 +161,20 @@ impl UnconfiguredExport {
             audit,
         } = self;
         let source = backend
-            .configure(&ExportSettings { name: &name, dir: &dir, read_only, squash, own })
+            .configure(&ExportSettings { name: &name, dir: &dir, read_only, leases, squash, own })
             .map_err(|wrong| {
                 let meant = meant(&wrong.value, wrong.known.iter().copied());
                 format!("{}{meant}", wrong.what)
             })?;
-        if leases && forward::is_target(&dir) {
-            return Err(
-                "leases: an export that is forwarded does not hear of all changes; leave it out"
-                    .into(),
-            );
+        let forwards = forward::is_target(&dir);
+        if write_leases && forwards {
+            let why = "write_leases: an export that is forwarded leases no writes; leave it out";
+            return Err(why.into());
+        }
+        if leases && forwards && aggregation.read_ahead_bytes > 0 {
+            let why = "leases and read_ahead do not go together where an export is forwarded: leave one of \
+                       them out";
+            return Err(why.into());
         }
         if leases && aggregation.merge_bytes > 0 {
             return Err("leases and merge_writes do not go together: leave one of them out".into());
@@ -362,6 +366,20 @@ mod tests {
         assert_eq!((merging.read_ahead_bytes, merging.merge_bytes), (8 << 20, 64 << 20));
         // What a script leaves between or behind commas is no harm.
         assert!(parse("a=/x,,ro,").unwrap().read_only);
+    }
+
+    #[test]
+    fn an_export_that_is_forwarded_leases_on_what_it_can() {
+        assert!(parse("a=dray://b/x,leases").unwrap().leases);
+        for (options, says) in [
+            ("leases,write_leases", "leases no writes"),
+            ("leases,read_ahead=8M", "read_ahead do not go together where"),
+            ("leases,merge_writes=64M", "merge_writes do not go together"),
+        ] {
+            let why = parse(&format!("a=dray://b/x,{options}")).err().unwrap();
+            assert!(why.contains(says), "{why}");
+        }
+        assert!(parse("a=/x,leases,read_ahead=8M").is_ok());
     }
 
     /// The directory had to be UTF-8, which paths need not be.

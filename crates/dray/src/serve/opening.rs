@@ -188,6 +188,7 @@ impl ExportOpener {
         let stack = self.stack(below, &mut executor)?;
         let mut export = self.export(&self.plan.name, &stack);
         let Some(slices) = &self.slices else {
+            export.upper_leases = backend.upper_leases();
             self.watch_outside(&*backend, &export);
             let opened = executor.block_on(self.server.open(export, loss));
             return opened.map_err(|ExportLost| self.died());

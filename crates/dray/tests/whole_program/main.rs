@@ -46,6 +46,7 @@ mod signals;
 mod slips;
 mod squashed;
 mod stacked;
+mod stacked_leases;
 mod starting;
 mod state_disk;
 mod state_place;

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dray_backends::backend::{Backend, ExportLocation, Hang};
+use dray_client::RemoteFs;
 use dray_core::{
     Access, Attr, Buf, Context, CreateHow, Entry, Errno, FileId, FileSystem, FsInfo, Fut, Make,
     Name, OnOutsideChanges, Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs,
-    Timestamp, Uid, XattrSet,
+    Timestamp, Uid, UpperLeases, XattrSet,
 };
 
 use super::callers::CallerPolicy;
@@ -22,6 +23,8 @@ pub struct ForwardFs {
     info: FsInfo,
     connection: UpperConnection,
     callers: CallerPolicy,
+    /// What the server above leases is leased on.
+    leases: bool,
 }
 
 /// Makes a call as the caller that the server above is to see. A future of its own is made only for one
@@ -50,11 +53,11 @@ macro_rules! as_changer {
 }
 
 impl ForwardFs {
-    pub fn new(connection: UpperConnection, callers: CallerPolicy) -> ForwardFs {
+    pub fn new(connection: UpperConnection, callers: CallerPolicy, leases: bool) -> ForwardFs {
         let inner = connection.client.stack().fs;
         let mut info = connection.client.info().clone();
         info.read_only |= callers.read_only;
-        ForwardFs { inner, info, connection, callers }
+        ForwardFs { inner, info, connection, callers, leases }
     }
 
     /// Gives a thread that serves clients connections of its own. All other threads share the first ones:
@@ -308,7 +311,10 @@ impl FileSystem for ForwardFs {
 
 impl Backend for ForwardFs {
     fn caveats(&self) -> Vec<String> {
-        Vec::new()
+        let nothing = self.leases && !self.connection.client.has_leases();
+        let caveat =
+            "the server above leases nothing that can be leased on, so this one leases nothing";
+        nothing.then(|| caveat.to_owned()).into_iter().collect()
     }
 
     fn has_shared_ids(&self) -> bool {
@@ -376,7 +382,12 @@ impl Backend for ForwardFs {
     }
 
     fn outside_unnoticed(&self) -> Option<String> {
-        Some("the servers above do not tell of changes".to_owned())
+        Some("that is for the servers above, which recall what they notice".to_owned())
+    }
+
+    fn upper_leases(&self) -> Option<Arc<dyn UpperLeases>> {
+        let leased = || Arc::new(RemoteFs::new(self.connection.client.session().clone()));
+        self.leases.then(|| leased() as Arc<dyn UpperLeases>)
     }
 
     fn leave(&self) {}

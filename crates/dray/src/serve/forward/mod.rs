@@ -83,7 +83,8 @@ impl BackendKind for ForwardKind {
         let node = NodeId::of_server(dray_rt::random_u64());
         nodes().add(node, settings.name);
         let (name, dir) = (settings.name.to_owned(), settings.dir.to_owned());
-        Ok(Arc::new(UpperServers { name, node, dir, target, auth, callers }))
+        let leases = settings.leases;
+        Ok(Arc::new(UpperServers { name, node, dir, target, auth, callers, leases }))
     }
 }
 

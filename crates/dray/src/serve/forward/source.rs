@@ -8,7 +8,9 @@ use dray_backends::backend::{
     Backend, BackendResources, BackendSource, Difference, FoundBackend, FsIdentity, NotedIdentity,
     UnavailableReason,
 };
-use dray_client::{ClientConnection, ClientMemory, ConnectError, ConnectOptions, Target};
+use dray_client::{
+    ClientConnection, ClientMemory, ConnectError, ConnectOptions, LeaseWish, Target,
+};
 use dray_core::fnv1a;
 use dray_core::{Errno, Error, FsInfo, NodeId, Result};
 use dray_rt::{DriverKind, Executor};
@@ -36,6 +38,8 @@ pub struct UpperServers {
     /// Whether they ask for a key, and where that is; none: as `dray mount` has it.
     pub auth: Option<String>,
     pub callers: CallerPolicy,
+    /// What they lease to this server is leased on to its clients.
+    pub leases: bool,
 }
 
 impl UpperServers {
@@ -50,13 +54,14 @@ impl UpperServers {
         &self,
         options: &ConnectOptions,
         node: NodeId,
-    ) -> std::result::Result<(FsInfo, bool), ConnectError> {
+    ) -> std::result::Result<Greeted, ConnectError> {
         let memory = ClientMemory::HeapOf(node);
         let greeting = ClientConnection::connect(&self.target, options, &memory, CONNECT_MAX);
         let client = greeting.await?;
         client.goodbye();
         let squashes = client.sessions().iter().any(|session| session.squashes());
-        Ok((client.info().clone(), squashes))
+        let is_projection = client.projection().is_some();
+        Ok(Greeted { info: client.info().clone(), squashes, is_projection })
     }
 
     /// Greets in our own name, and in the names of the servers that wait for exports of ours. One
@@ -74,8 +79,13 @@ impl UpperServers {
             }
         }
         match first {
-            Ok((info, false)) => Ok(info),
-            Ok((_, true)) => Err(UnavailableReason::Wrong(SQUASHED.to_owned())),
+            Ok(Greeted { squashes: true, .. }) => {
+                Err(UnavailableReason::Wrong(SQUASHED.to_owned()))
+            }
+            Ok(Greeted { is_projection: true, .. }) if self.leases => {
+                Err(UnavailableReason::Wrong(PROJECTION.to_owned()))
+            }
+            Ok(Greeted { info, .. }) => Ok(info),
             Err(error) if may_pass(&error) => Err(UnavailableReason::Awaited {
                 why: format!("{} does not serve it: {error}", self.target),
                 expected: self.target.to_string(),
@@ -85,6 +95,17 @@ impl UpperServers {
         }
     }
 }
+
+/// What the servers above have said to a greeting.
+struct Greeted {
+    info: FsInfo,
+    squashes: bool,
+    is_projection: bool,
+}
+
+/// What to do about leases of several servers.
+const PROJECTION: &str = "the target is a projection over several servers: what these lease cannot be leased on; \
+    leave `leases` out";
 
 /// What to do about an export that is squashed above.
 const SQUASHED: &str = "the server there squashes users, and a server that forwards looks at files as \
@@ -142,9 +163,10 @@ impl FoundBackend for FoundUpper {
     }
 
     fn open(self: Box<Self>, resources: BackendResources) -> Result<Arc<dyn Backend>> {
-        let UpperServers { name, target, callers, .. } = &self.servers;
+        let UpperServers { name, target, callers, leases, .. } = &self.servers;
         let failed = |why: String| Error::new(Errno::EIO).because(why);
-        let options = self.servers.options().map_err(failed)?;
+        let mut options = self.servers.options().map_err(failed)?;
+        options.leases = if *leases { LeaseWish::LeasedOn } else { LeaseWish::No };
         let path = memory_path(&resources.state_file, target);
         let memory = ClientMemory::open_files(&path, boot_id()).map_err(|error| {
             failed(format!("cannot use the memory of its session, {}: {error}", path.display()))
@@ -153,7 +175,10 @@ impl FoundBackend for FoundUpper {
         super::nodes().add(node, name);
         let connection = UpperConnection::begin(name, target.clone(), options, memory);
         let connection = connection.map_err(|error| failed(error.to_string()))?;
-        Ok(Arc::new(ForwardFs::new(connection, *callers)))
+        if *leases && connection.client.projection().is_some() {
+            return Err(failed(PROJECTION.to_owned())); // it was none a moment ago
+        }
+        Ok(Arc::new(ForwardFs::new(connection, *callers, *leases)))
     }
 }
 

@@ -111,7 +111,7 @@ fn what_is_not_leased_above_is_not_leased_below() {
 /// Nobody would recall what the answer says.
 // proves: P329
 #[test]
-fn a_client_without_leases_is_told_nothing_of_those_of_its_server() {
+fn a_client_without_leases_hears_nothing_of_those_of_its_server() {
     play(async || {
         let scene = Scene::new(Broken::default()).await;
         assert!(scene.is_spared().await);
