@@ -5,6 +5,8 @@
 CLIENTS=${CLIENTS:-500 1000 2000 4000}
 # The number of clients that read together, and are looked at while they rest.
 TOGETHER_CLIENTS=${TOGETHER_CLIENTS:-10000}
+# The number of clients with leases.
+LEASED_CLIENTS=${LEASED_CLIENTS:-10000}
 IDLE_SECS=${IDLE_SECS:-10}
 RATE_MIB=${RATE_MIB:-150}
 PHASES=${PHASES:-idle contention hold status rogues restart half leave power vanish}
@@ -12,17 +14,22 @@ PHASES=${PHASES:-idle contention hold status rogues restart half leave power van
 bench_many() {
     build_all
     scratch
-    local count phases=("$@") together=no alone=()
+    local count phases=("$@") together=no leases=no alone=()
     RAW=$OUT/many.raw.jsonl
     : >"$RAW"
     # shellcheck disable=SC2206 # a list of words
-    [ $# -gt 0 ] || { phases=($PHASES); together=yes; }
+    [ $# -gt 0 ] || { phases=($PHASES); together=yes leases=yes; }
     for count in "${phases[@]}"; do
-        if [ "$count" = together ]; then together=yes; else alone+=("$count"); fi
+        case $count in
+            together) together=yes ;;
+            leases) leases=yes ;;
+            *) alone+=("$count") ;;
+        esac
     done
     if [ ${#alone[@]} -gt 0 ]; then
         for count in $CLIENTS; do many "$count" "$STORE/export" "${alone[@]}"; done
     fi
+    [ "$leases" = no ] || many "$LEASED_CLIENTS" "$STORE/export" leases
     if [ "$together" = yes ]; then
         make_disk limited "$RATE_MIB"
         many "$TOGETHER_CLIENTS" "$WORK/limited/export" idle together

@@ -265,7 +265,10 @@ async fn connect_one(
             split_min_bytes: ClientOptions::SPLIT_MIN_BYTES,
             caches: false,
             counts_on_one_user: false,
-            leases: LeaseWish::No,
+            leases: match plan.leases {
+                true => LeaseWish::Yes { callers_are_checked: true, keeps_writes: false },
+                false => LeaseWish::No,
+            },
             lease_share: None,
             definition: 0,
             group: None,

@@ -8,6 +8,7 @@
 
 mod contention;
 mod crowd;
+mod leased;
 mod link;
 mod others;
 mod restarts;
@@ -49,6 +50,8 @@ pub struct ManyClientsPlan {
     pub idle: Duration,
     /// The file of the key; none: no key is asked for.
     pub key: Option<String>,
+    /// The export has leases, and its clients take them.
+    pub leases: bool,
 }
 
 impl ManyClientsPlan {
@@ -65,7 +68,8 @@ impl ManyClientsPlan {
 }
 
 /// `many --dray FILE --store DIR --work DIR [--port P] [--count N] [--lease S] [--idle S]
-/// [--key FILE] [PHASE]...`: the phases, all by default, with N clients.
+/// [--key FILE] [PHASE]...`: the phases with N clients. Where `leases` is one of them, the others are with leases, too.
+/// By default all but `leases`.
 pub fn run(args: &BenchArgs) -> CommandResult {
     let plan = ManyClientsPlan {
         dray: args.need("dray")?.to_owned(),
@@ -75,6 +79,7 @@ pub fn run(args: &BenchArgs) -> CommandResult {
         lease: Duration::from_secs(args.number("lease", 15)?),
         idle: Duration::from_secs(args.number("idle", 10)?),
         key: args.get("key").map(str::to_owned),
+        leases: args.plain().iter().any(|one| one == LEASES),
     };
     let count: usize = args.number("count", 500)?;
     let server = ServerProcess::start(&plan)?;
@@ -89,8 +94,8 @@ pub fn run(args: &BenchArgs) -> CommandResult {
         crowd: ClientGroup::new(&plan, THREADS, 0)?,
         plan,
     };
-    let wanted =
-        |phase: &str| args.plain().is_empty() || args.plain().iter().any(|one| one == phase);
+    let by_default = |phase: &str| args.plain().is_empty() && phase != LEASES;
+    let wanted = |phase: &str| by_default(phase) || args.plain().iter().any(|one| one == phase);
     bench.connect(count)?;
     for (name, phase) in PHASES {
         if wanted(name) {
@@ -103,10 +108,14 @@ pub fn run(args: &BenchArgs) -> CommandResult {
 
 type Phase = fn(&mut Many) -> CommandResult;
 
-const PHASES: [(&str, Phase); 11] = [
+/// The phase that needs leases.
+const LEASES: &str = "leases";
+
+const PHASES: [(&str, Phase); 12] = [
     ("idle", Many::idle),
     ("contention", Many::contention),
     ("together", Many::together),
+    (LEASES, Many::leases),
     ("hold", Many::hold),
     ("status", Many::status),
     ("rogues", Many::rogues),

@@ -86,11 +86,12 @@ impl Many {
         Ok(())
     }
 
-    fn rest(&self, metric: &str) {
+    pub(super) fn rest(&self, metric: &str) {
         std::thread::sleep(SETTLE);
         let (count, before) = (self.crowd.count as f64, self.server.look());
         let own = [std::process::id() as i32];
-        let of_clients = idle::wakeups(&own, self.plan.idle);
+        let pids = [&[self.server.pid()][..], &own];
+        let [of_server, of_clients] = idle::wakeups_of(pids, self.plan.idle);
         let after = self.server.look();
         let tenth = self.plan.idle.as_secs_f64() / 10.0;
         let says = |name: &str, value: f64, unit: &str| {
@@ -100,7 +101,7 @@ impl Many {
         says("server_kib_per_client", kib / count, "KiB");
         let descriptors = after.descriptors.saturating_sub(self.fresh.descriptors) as f64;
         says("server_descriptors_per_client", descriptors / count, "1/client");
-        says("server_wakeups_10s", (after.switches - before.switches) as f64 / tenth, "1/10s");
+        says("server_wakeups_10s", of_server as f64 / tenth, "1/10s");
         let cpu = after.cpu.saturating_sub(before.cpu).as_secs_f64() * 1e3;
         says("server_cpu_ms_10s", cpu / tenth, "ms/10s");
         says("clients_wakeups_10s", of_clients as f64 / tenth, "1/10s");

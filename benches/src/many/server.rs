@@ -39,11 +39,12 @@ impl ServerProcess {
         let text = format!(
             "listen = [\"tcp://{}\"]\nstate = \"{}\"\nlease_s = {}\nclients_max = 20000\n\
              [[export]]\nname = \"{EXPORT}\"\ndir = \"{}\"\nsquash = \"none\"\n\
-             insecure = true\ndirect = true\n", // thousands of clients of one machine: ports below 1024 are too few
+             insecure = true\ndirect = true\nleases = {}\n", // thousands of clients of one machine: ports below 1024 are too few
             plan.address,
             plan.work.join("state").display(),
             plan.lease.as_secs(),
             plan.store.display(),
+            plan.leases,
         );
         fs::write(config(plan), text).map_err(context("the server's configuration"))?;
         let server = ServerProcess { child: spawn(plan, None)?, plan: plan.clone() };

@@ -5,7 +5,7 @@ use crate::report::Measures;
 use crate::report::table::{figure, figure_or_dash, markdown};
 
 /// The results. What so many sessions get together of the server's disk is a ratio to what 4 get in the same
-/// run. Beside it stand the fairness of the shares, and the memory of one session at rest.
+/// run. Beside it stand the fairness of the shares, the memory of one session at rest, and figures of leases.
 fn results(measures: &Measures) -> Vec<Measure> {
     let rate = |count: usize| format!("together_by{count}_mib_per_s");
     let of = |count: usize, metric: &str| measures.median(&format!("n{count}"), metric);
@@ -19,6 +19,9 @@ fn results(measures: &Measures) -> Vec<Measure> {
         ("flat_10000", flat(10_000), "ratio"),
         ("jain_10000", of(10_000, "together_by10000_jain"), "ratio"),
         ("kib_per_client_10000", of(10_000, "idle_server_kib_per_client"), "KiB"),
+        ("bytes_per_lease_10000", of(10_000, "lease_server_bytes"), "B"),
+        ("leased_wakeups_10s_10000", of(10_000, "leased_server_wakeups_10s"), "1/10s"),
+        ("recall_all_ms_10000", of(10_000, "recall_all_ms"), "ms"),
     ];
     let line = |(metric, value, unit): (&str, Option<f64>, &str)| {
         let (bench, arm, metric) = ("many".into(), "result".into(), metric.into());
