@@ -9,6 +9,7 @@ mod changes;
 pub(crate) mod dirs;
 mod file;
 mod ioctl;
+mod label;
 mod leased;
 mod leased_pages;
 mod locks;

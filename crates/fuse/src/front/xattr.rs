@@ -3,7 +3,7 @@
 
 use dray_core::{Context, Errno, Error, FileId, Result, XattrSet};
 
-use crate::front::{Worker, invalid};
+use crate::front::{Worker, invalid, label};
 use crate::mount::{entry_reclaim, wake};
 use crate::proto::XattrOperation;
 use crate::proto::wire::Small;
@@ -29,7 +29,8 @@ impl Worker {
                 self.get_capability(cx, node, size).await
             }
             XattrOperation::Getxattr { name, size } => {
-                sized(self.fs.getxattr(cx, id, name).await?, size)
+                let value = self.fs.getxattr(cx, id, name).await;
+                sized(value.map_err(|error| label::absent(name, error))?, size)
             }
             XattrOperation::Listxattr { size } => sized(self.fs.listxattr(cx, id).await?, size),
             XattrOperation::Setxattr { name, value, flags } => {
