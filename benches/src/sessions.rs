@@ -36,6 +36,7 @@ async fn connect(address: &Address, export: &str, leases: LeaseWish) -> CommandR
         definition: 0,
         group: None,
         aside: None,
+        write_back: None,
     };
     let session = ClientSession::connect(
         Arc::new(ReservedPort(address.clone())),

@@ -36,6 +36,7 @@ async fn client() -> RemoteFs {
         definition: 0,
         group: None,
         aside: None,
+        write_back: None,
     };
     let session = ClientSession::connect(Arc::new(connector), options, SessionMemory::heap()).await;
     RemoteFs::new(session.unwrap())

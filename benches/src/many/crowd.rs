@@ -273,6 +273,7 @@ async fn connect_one(
             definition: 0,
             group: None,
             aside: None,
+            write_back: None,
         };
         match ClientSession::connect(link.clone(), options, SessionMemory::heap()).await {
             Ok(session) => {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dray_core::{
-    Attr, FileId, FindJobs, HearChanges, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow,
+    Attr, FileId, FindJobs, Fut, HearChanges, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow,
     RequestId, SessionControl,
 };
 
@@ -76,6 +76,10 @@ impl SessionControl for CachedSession {
 
     fn find_jobs_by(&self, find: FindJobs) {
         self.inner.find_jobs_by(find);
+    }
+
+    fn finish(&self) -> Fut<'_, ()> {
+        self.inner.finish()
     }
 
     fn goodbye(&self) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use dray_backends::memory::MemoryFs;
 use dray_core::{
-    Attr, Buf, Context, FileId, FileSystem, FindJobs, HearChanges, HearRecalls, LocalCopy,
+    Attr, Buf, Context, FileId, FileSystem, FindJobs, Fut, HearChanges, HearRecalls, LocalCopy,
     LockOwner, NoSession, NodeId, OpenFile, OpenHow, RequestId, SessionControl, SetAttr, Write,
 };
 
@@ -228,6 +228,10 @@ impl SessionControl for Inherited {
     }
 
     fn find_jobs_by(&self, _: FindJobs) {}
+
+    fn finish(&self) -> Fut<'_, ()> {
+        Box::pin(async {})
+    }
 
     fn goodbye(&self) {}
 }

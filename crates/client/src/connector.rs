@@ -10,6 +10,7 @@ use dray_fabric::{Connect, ConnectFrom, ConnectInTurn};
 use dray_rpc::auth::Key;
 use dray_rpc::client::{
     ClientOptions, ClientSession, ConnectError, LeaseShare, LeaseWish, SessionGroup, SessionMemory,
+    WriteBackOptions,
 };
 
 use crate::target::Target;
@@ -41,6 +42,8 @@ pub struct ConnectOptions {
     pub group: Option<Arc<SessionGroup>>,
     /// A directory for what was written under a write lease, and can be written to its file no more (ADR 0053).
     pub aside: Option<PathBuf>,
+    /// A log on a local disk for what is kept under write leases (ADR 0058).
+    pub write_back: Option<Box<WriteBackOptions>>,
 }
 
 /// Begins a session with the server of `target`, served by the calling task's executor.
@@ -137,6 +140,8 @@ fn session_options(export: &str, options: &ConnectOptions) -> ClientOptions {
         definition: options.definition,
         group: options.group.clone(),
         aside: options.aside.clone(),
+        // The servers of a projection lease no writes.
+        write_back: options.write_back.as_deref().filter(|_| options.definition == 0).cloned(),
     }
 }
 

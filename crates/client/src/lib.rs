@@ -23,6 +23,7 @@ pub use target::Target;
 
 pub use dray_rpc::auth::Key;
 pub use dray_rpc::client::{
-    ChannelStats, ClientSession, ConnectError, KeptWritesStatus, LeaseMemoryStatus, LeaseWish,
-    LossEvent, RemoteFs, SessionMemory, SessionStatus, UnsyncedStatus,
+    ChannelStats, ClientSession, ConnectError, DirtyLogSummary, KeptWritesStatus,
+    LeaseMemoryStatus, LeaseWish, LossEvent, RemoteFs, SessionMemory, SessionStatus,
+    UnsyncedStatus, WriteBackOptions, dirty_log_summaries,
 };

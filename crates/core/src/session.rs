@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use crate::{
-    Attr, FileId, FileSystem, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow, Pid, RequestId,
+    Attr, FileId, FileSystem, Fut, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow, Pid,
+    RequestId,
 };
 
 /// Gets files that other clients have changed. It must not wait.
@@ -70,6 +71,10 @@ pub trait SessionControl: Send + Sync + 'static {
     /// Calls `find` when the server asks for the batch jobs of callers. The first `find` stays.
     fn find_jobs_by(&self, find: FindJobs);
 
+    /// Sends everything to the server that is kept of what programs have written. To be called when the front end
+    /// serves no more callers, before [`SessionControl::goodbye`].
+    fn finish(&self) -> Fut<'_, ()>;
+
     /// Ends the session: the server gives back at once what it holds for the session. To be called
     /// when the front end serves no more callers.
     fn goodbye(&self);
@@ -128,6 +133,10 @@ impl SessionControl for NoSession {
     }
 
     fn find_jobs_by(&self, _: FindJobs) {}
+
+    fn finish(&self) -> Fut<'_, ()> {
+        Box::pin(async {})
+    }
 
     fn goodbye(&self) {}
 }

@@ -334,6 +334,16 @@ pub struct MountArgs {
     ///                         the kernel reads by itself what the cache
     ///                         has whole, under immutable, and under
     ///                         close-to-open with ro [default: yes]
+    ///   cache_write=through|back
+    ///                         with back, writes to files that nobody else
+    ///                         looks at are answered by that disk, and
+    ///                         fsync, too, if the export leases writes
+    ///                         [default: through]
+    ///   cache_dirty=SIZE      how much the server does not have then at
+    ///                         most; as much memory is used [default: 64M]
+    ///   cache_dirty_age=SECONDS
+    ///                         how long it does not have it at most
+    ///                         [default: 30]
     ///   config=FILE           a file with a table [cache], whose dir,
     ///                         size, rules and passthrough are these
     ///                         options; what is said here has precedence

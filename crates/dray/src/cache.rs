@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use dray_cache::{CacheUse, STATE_XATTR};
+use dray_client::DirtyLogSummary;
 use serde_json::{Value, json};
 
 use crate::args::{CacheCommand, CacheDir, CacheFiles};
 use crate::error::{ErrorContext, Failure};
+use crate::mount::options::dirty_dir;
 use crate::output;
 use crate::target_disks::xattrs;
 
@@ -187,6 +189,33 @@ fn entries(cache: &CacheDir) -> Result<Vec<CacheUse>, Failure> {
     Ok(list)
 }
 
+/// What mounts have there that the server does not have.
+fn dirty(cache: &CacheDir) -> Result<Vec<DirtyLogSummary>, Failure> {
+    let dir = dirty_dir(&cache.dir);
+    dray_client::dirty_log_summaries(&dir).doing(|| format!("cannot read {}", dir.display()))
+}
+
+fn list_dirty(cache: &CacheDir) -> Result<(), Failure> {
+    for DirtyLogSummary { dir, export, files, bytes, is_in_use } in dirty(cache)? {
+        if cache.json {
+            output::print_json(&json!({
+                "log": dir.display().to_string(),
+                "export": export,
+                "files": files,
+                "dirty_bytes": bytes,
+                "in_use": is_in_use,
+            }))?;
+            continue;
+        }
+        let of = if is_in_use { "a mount that is there" } else { "a mount that is gone" };
+        output::print_line(format!(
+            "{}: {bytes} bytes of {files} files of {export} are not at the server, of {of}",
+            dir.display()
+        ))?;
+    }
+    Ok(())
+}
+
 fn list(cache: &CacheDir) -> Result<(), Failure> {
     for entry in entries(cache)? {
         let used_s = entry.used.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -211,7 +240,7 @@ fn list(cache: &CacheDir) -> Result<(), Failure> {
             key.fs.0
         ))?;
     }
-    Ok(())
+    list_dirty(cache)
 }
 
 fn stats(cache: &CacheDir) -> Result<(), Failure> {
@@ -220,15 +249,27 @@ fn stats(cache: &CacheDir) -> Result<(), Failure> {
     let resident = sum(|entry| entry.map.resident_bytes());
     let disk = sum(|entry| entry.disk_bytes);
     let pinned = sum(|entry| u64::from(entry.map.pinned));
+    let dirty = dirty(cache)?;
+    let dirty_bytes = dirty.iter().map(|log| log.bytes).sum::<u64>();
+    let is_left = |log: &&DirtyLogSummary| !log.is_in_use && log.bytes > 0;
+    let left_bytes = dirty.iter().filter(is_left).map(|log| log.bytes).sum::<u64>();
     if cache.json {
         return output::print_json(&json!({
+            "dirty_bytes": dirty_bytes, "left_bytes": left_bytes,
             "files": list.len(), "resident_bytes": resident, "disk_bytes": disk, "pinned": pinned,
         }));
     }
     let files = list.len();
     output::print_line(format!(
         "{files} files, {pinned} of them pinned; {resident} bytes, which take {disk} bytes of the disk"
-    ))
+    ))?;
+    if dirty_bytes > 0 {
+        output::print_line(format!(
+            "{dirty_bytes} bytes are not at the server; {left_bytes} of these belong to mounts that are gone, and \
+             are written when their export is mounted again"
+        ))?;
+    }
+    Ok(())
 }
 
 fn clear(cache: &CacheDir) -> Result<(), Failure> {

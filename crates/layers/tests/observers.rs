@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_core::{
-    Attr, Buf, BufMut, Context, CreateHow, Errno, FileId, FileSystem, FindJobs, GrantedAdmit,
+    Attr, Buf, BufMut, Context, CreateHow, Errno, FileId, FileSystem, FindJobs, Fut, GrantedAdmit,
     HearChanges, HearRecalls, IO_MAX_BYTES, LockOwner, Make, Name, NodeId, ObservedCall, Op,
     OpenFile, OpenHow, RequestId, SessionControl, Stack, Write, put_in_steps,
 };
@@ -117,6 +117,10 @@ impl SessionControl for OneFileSession {
         None
     }
     fn find_jobs_by(&self, _: FindJobs) {}
+    fn finish(&self) -> Fut<'_, ()> {
+        Box::pin(async {})
+    }
+
     fn goodbye(&self) {}
 }
 

@@ -290,6 +290,7 @@ async fn through_both(
         definition: 0,
         group: None,
         aside: None,
+        write_back: None,
     };
     let session = ClientSession::connect(connector, options, SessionMemory::heap()).await;
     let session = session.map_err(|error| words(&error))?;
@@ -349,6 +350,18 @@ fn two_mounts_that_keep_writes_agree_with_the_model_classic() {
         let ext4 = Ext4::new(64 << 20, "").expect("an ext4");
         let options = "transport=classic,leases=yes,write_leases=yes";
         agree_as(Quirks::kernel(), ext4.path(), options, 2, 8);
+    }
+}
+
+// proves: P315, P319
+#[test]
+fn two_mounts_that_write_back_agree_with_the_model_classic() {
+    if binary().is_some() {
+        let ext4 = Ext4::new(64 << 20, "").expect("an ext4");
+        let cache = TempDir::new("cache").expect("a temporary directory");
+        let cache = cache.path().join("cache").display().to_string();
+        let options = format!("transport=classic,cache={cache},cache_write=back,cache_dirty=1M");
+        agree_as(Quirks::kernel(), ext4.path(), &options, 2, 8);
     }
 }
 

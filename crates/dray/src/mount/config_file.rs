@@ -31,6 +31,12 @@ struct CacheTable {
     rules: Vec<String>,
     /// `cache_passthrough=`
     passthrough: Option<bool>,
+    /// `cache_write=`
+    write: Option<String>,
+    /// `cache_dirty=`
+    dirty: Option<String>,
+    /// `cache_dirty_age=`
+    dirty_age: Option<f64>,
 }
 
 /// The lists behind `-o` without `config=`, and with what the file says in front. Errors: the file cannot be read, or says
@@ -86,6 +92,9 @@ fn options_of(text: &str) -> Result<Vec<String>, toml::de::Error> {
         options.push(rules);
     }
     let yes_no = |yes: bool| if yes { "yes" } else { "no" };
+    options.extend(cache.write.map(|how| format!("cache_write={how}")));
+    options.extend(cache.dirty.map(|size| format!("cache_dirty={size}")));
+    options.extend(cache.dirty_age.map(|seconds| format!("cache_dirty_age={seconds}")));
     options.extend(cache.passthrough.map(|yes| format!("cache_passthrough={}", yes_no(yes))));
     Ok(options)
 }
@@ -171,6 +180,7 @@ mod tests {
             .iter()
             .map(|option| option.split('=').next().unwrap().to_owned())
             .collect();
-        assert_eq!(keys, ["cache", "cache_size", "cache_rules", "cache_passthrough"]);
+        let expected = "cache cache_size cache_rules cache_write cache_dirty cache_dirty_age cache_passthrough";
+        assert_eq!(keys.join(" "), expected);
     }
 }

@@ -21,6 +21,9 @@ use crate::mount::supervisor::OWN_PROGRAM;
 /// A daemon that follows another one serves without a server that does not answer within this time.
 /// Calls wait for it, as long as the mount's limit allows.
 const TAKE_OVER_MAX: Duration = Duration::from_secs(1);
+/// So long a mount waits for what earlier ones have left on the local disk. A daemon that is silent for longer counts as
+/// stuck. What is not written then stays there for the next mount.
+const LEFT_BEHIND_MAX: Duration = Duration::from_secs(20);
 /// Between two attempts of a daemon that follows one that passed on too little.
 const CONNECT_PAUSE: Duration = Duration::from_millis(300);
 
@@ -165,7 +168,10 @@ impl ServerConnection {
             let (target, options) = (&self.target, &self.options);
             let tried = ClientConnection::connect(target, options, &self.memory, CONNECT_MAX);
             let error = match tried.await {
-                Ok(session) => return Some(session),
+                Ok(session) => {
+                    write_left_behind(&session).await;
+                    return Some(session);
+                }
                 Err(error) => error,
             };
             // As above.
@@ -180,5 +186,16 @@ impl ServerConnection {
             wait();
             dray_rt::sleep(CONNECT_PAUSE).await;
         }
+    }
+}
+
+/// Writes what mounts of before have left on the local disk, before programs see the files.
+async fn write_left_behind(connection: &ClientConnection) {
+    let writing = connection.session().write_left_behind();
+    if dray_rt::timeout(LEFT_BEHIND_MAX, writing).await.is_err() {
+        log::error!(
+            "what a mount of before has left on the local disk is not written within {} s; the next mount tries again",
+            LEFT_BEHIND_MAX.as_secs()
+        );
     }
 }

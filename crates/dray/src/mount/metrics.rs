@@ -50,6 +50,11 @@ fn kept_writes(sessions: &[SessionStatus], labels: &str, text: &mut String) {
         head(text, &name, kind, help);
         sample(text, &name, labels, value);
     }
+    if kept.iter().any(|one| one.disk_errors.is_some()) {
+        let name = "dray_mount_kept_write_disk_errors_total";
+        head(text, name, Counter, "Errors of the local disk that has what is kept.");
+        sample(text, name, labels, sum(|one| one.disk_errors.unwrap_or(0)));
+    }
 }
 
 /// What the kernel asks for.

@@ -215,11 +215,13 @@ impl Mount {
             replay_bytes: self.plan.replay_bytes,
             caches: self.plan.consistency == Consistency::CloseToOpen,
             counts_on_one_user: self.believes() && !self.kernel_checks(),
-            leases: lease_wish(self.plan.takes_leases(), self.plan.write_leases),
+            leases: lease_wish(self.plan.takes_leases(), self.plan.keeps_writes()),
             definition: 0,
             group: None,
             lease_share: None,
-            aside: self.plan.write_leases.then(|| aside_dir(&self.known.at)),
+            aside: self.plan.keeps_writes().then(|| aside_dir(&self.known.at)),
+            // The daemon was started by its supervisor.
+            write_back: self.plan.write_back(std::os::unix::process::parent_id()).map(Box::new),
         }
     }
 

@@ -1,10 +1,10 @@
 //! `-o` options of a mount.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dray_cache::{CacheOptions, CacheRules};
-use dray_client::Key;
+use dray_client::{Key, WriteBackOptions};
 use dray_fuse::{Consistency, MountFlags, TransportWish};
 
 use crate::error::Failure;
@@ -60,6 +60,12 @@ pub struct MountPlan {
     pub cache: Option<PathBuf>,
     /// Most bytes that it takes.
     pub cache_bytes: u64,
+    /// Writes under write leases are answered by that disk.
+    pub cache_writes_back: bool,
+    /// Most bytes that are there and not at the server.
+    pub cache_dirty_bytes: u64,
+    /// The longest time for that.
+    pub cache_dirty_age: Duration,
     /// Which files it keeps, as it was said.
     pub cache_rules: Option<String>,
     /// The kernel may read by itself what is there whole.
@@ -99,6 +105,9 @@ impl Default for MountPlan {
             write_leases: false,
             cache: None,
             cache_bytes: CACHE_BYTES,
+            cache_writes_back: false,
+            cache_dirty_bytes: CACHE_DIRTY_BYTES,
+            cache_dirty_age: Duration::from_secs(30),
             cache_rules: None,
             cache_passthrough: true,
             attr_validity: Duration::from_secs(1),
@@ -116,11 +125,17 @@ impl Default for MountPlan {
 
 /// Of a cache whose size is not said.
 const CACHE_BYTES: u64 = 10 << 30;
+/// Of what is not at the server. It is in memory, too, and a recall waits until that of one file is sent.
+const CACHE_DIRTY_BYTES: u64 = 64 << 20;
+const CACHE_DIRTY_MIN_BYTES: u64 = 1 << 20;
+const CACHE_DIRTY_MAX_BYTES: u64 = 4 << 30;
+/// A longer age is no use.
+const CACHE_DIRTY_AGE_MAX: Duration = Duration::from_secs(3600);
 /// Less is no use.
 const CACHE_MIN_BYTES: u64 = 16 << 20;
 
 /// Options that mean something to us.
-const KNOWN: [&str; 29] = [
+const KNOWN: [&str; 32] = [
     "timeout",
     "consistency",
     "transport",
@@ -146,6 +161,9 @@ const KNOWN: [&str; 29] = [
     "cache_size",
     "cache_rules",
     "cache_passthrough",
+    "cache_write",
+    "cache_dirty",
+    "cache_dirty_age",
     "config",
     "metrics",
     "retry",
@@ -154,7 +172,7 @@ const KNOWN: [&str; 29] = [
 
 /// What shells offer of these behind `-o`: with each value that is a word, or with what comes before
 /// a value.
-pub const OFFERED: [&str; 39] = [
+pub const OFFERED: [&str; 42] = [
     "ro",
     "rw",
     "nosuid",
@@ -186,6 +204,9 @@ pub const OFFERED: [&str; 39] = [
     "cache_rules=",
     "cache_passthrough=yes",
     "cache_passthrough=no",
+    "cache_write=",
+    "cache_dirty=",
+    "cache_dirty_age=",
     "config=",
     "leases=no",
     "write_leases=yes",
@@ -259,6 +280,11 @@ impl MountPlan {
                 "mount option `leases`: only consistency=strict has leases; leave one of them out";
             return Err(Failure::usage(what.to_owned()));
         }
+        if plan.cache_writes_back && plan.cache.is_none() {
+            let what =
+                "mount option `cache_write=back`: it needs cache=DIR, a directory on a local disk";
+            return Err(Failure::usage(what.to_owned()));
+        }
         Ok(plan)
     }
 
@@ -273,9 +299,10 @@ impl MountPlan {
         let mut options = options.iter().filter(|option| !option.is_empty());
         options.try_for_each(|one| plan.set(one, auth))?;
         let may_have = plan.consistency == Consistency::Strict && plan.leases != LeaseChoice::No;
-        if plan.write_leases && !may_have {
-            let what = "mount option `write_leases`: it needs consistency=strict and leases";
-            return Err(Failure::usage(what.to_owned()));
+        if plan.keeps_writes() && !may_have {
+            let option = if plan.write_leases { "write_leases" } else { "cache_write=back" };
+            let what = format!("mount option `{option}`: it needs consistency=strict and leases");
+            return Err(Failure::usage(what));
         }
         Ok(plan)
     }
@@ -293,6 +320,22 @@ impl MountPlan {
     /// Whether an export that offers none is worth a warning.
     pub fn counts_on_leases(&self) -> bool {
         self.asks_for_leases() && (self.takes_leases() || self.cache.is_some())
+    }
+
+    /// Whether writes are kept under write leases.
+    pub fn keeps_writes(&self) -> bool {
+        self.write_leases || self.cache_writes_back
+    }
+
+    /// How writes are kept on the local disk, for a daemon of this supervisor.
+    pub fn write_back(&self, supervisor: u32) -> Option<WriteBackOptions> {
+        let dir = self.cache.as_ref().filter(|_| self.cache_writes_back)?;
+        Some(WriteBackOptions {
+            dir: dirty_dir(dir),
+            bytes_max: self.cache_dirty_bytes,
+            age_max: self.cache_dirty_age,
+            supervisor: Some(supervisor),
+        })
     }
 
     /// Decides for good, by whether the export offers leases.
@@ -353,6 +396,9 @@ impl MountPlan {
             ("write_leases", if self.write_leases { "yes" } else { "no" }.to_owned()),
             ("cache", none_or(self.cache.as_ref().map(|dir| dir.display().to_string()))),
             ("cache_size", self.cache_bytes.to_string()),
+            ("cache_write", if self.cache_writes_back { "back" } else { "through" }.to_owned()),
+            ("cache_dirty", self.cache_dirty_bytes.to_string()),
+            ("cache_dirty_age", seconds(self.cache_dirty_age)),
             ("cache_rules", none_or(self.cache_rules.clone())),
             ("cache_passthrough", if self.cache_passthrough { "yes" } else { "no" }.to_owned()),
         ]
@@ -410,6 +456,26 @@ impl MountPlan {
                 self.cache_passthrough =
                     parse_yes_no(value.unwrap_or("yes")).map_err(|what| wrong(&what))?
             }
+            "cache_write" => {
+                self.cache_writes_back = match needed()? {
+                    "through" => false,
+                    "back" => true,
+                    _ => return Err(wrong("through or back is needed")),
+                }
+            }
+            "cache_dirty" => {
+                let range = CACHE_DIRTY_MIN_BYTES..=CACHE_DIRTY_MAX_BYTES;
+                let bytes = dray_cache::parse_size(needed()?).filter(|bytes| range.contains(bytes));
+                self.cache_dirty_bytes =
+                    bytes.ok_or_else(|| wrong("a size such as 64M is needed, from 1M to 4G"))?;
+            }
+            "cache_dirty_age" => {
+                let age = parse_seconds(needed()?).map_err(|what| wrong(&what))?;
+                if age > CACHE_DIRTY_AGE_MAX {
+                    return Err(wrong("at most 3600 seconds"));
+                }
+                self.cache_dirty_age = age;
+            }
             "config" => return Err(wrong("it is not read here")),
             "transport" => {
                 self.transport = parse_transport(needed()?).map_err(|what| wrong(&what))?
@@ -456,6 +522,11 @@ impl MountPlan {
             (self.no_suid, self.no_dev) = (true, true);
         }
     }
+}
+
+/// Where in a cache that is which the server does not have yet.
+pub(crate) fn dirty_dir(cache: &Path) -> PathBuf {
+    cache.join("dirty")
 }
 
 fn unknown(option: &str, key: &str) -> Failure {
@@ -590,6 +661,14 @@ mod tests {
             ("soft", "timeout=SECONDS has them fail"),
             ("vers=4.2", "unknown mount option `vers=4.2`: client and server agree"),
             ("bg", "retry=SECONDS"),
+            ("cache_write=back", "it needs cache=DIR"),
+            (
+                "cache_write=back,cache=/c,leases=no",
+                "`cache_write=back`: it needs consistency=strict and leases",
+            ),
+            ("cache_write=soon,cache=/c", "through or back"),
+            ("cache_dirty=10", "from 1M to 4G"),
+            ("cache_dirty_age=4000", "at most 3600"),
             ("replay=64", "without a unit it is 64 bytes; say 64M, 64K, or 0"),
             ("replay=1048575", "without a unit"),
             ("workers=1000", "up to 64"),

@@ -428,6 +428,7 @@ fn kept_writes(sessions: &[SessionStatus]) -> Option<Value> {
             "late": sum(|one| one.late),
             "lost": sum(|one| one.lost),
             "aside": sum(|one| one.aside),
+            "disk_errors": kept.iter().filter_map(|one| one.disk_errors).reduce(|sum, more| sum + more),
         })
     })
 }

@@ -230,6 +230,13 @@ fn leases_and_cache(report: &Value, out: &mut String) {
             kept["aside"],
         );
         line(out, &said);
+        if kept["disk_errors"].as_u64().is_some_and(|errors| errors > 0) {
+            let what = "  writes: the local disk failed";
+            line(
+                out,
+                &format!("{what} {} times, and they went to the server", kept["disk_errors"]),
+            );
+        }
     }
     let cache = &report["cache"];
     if let Some(dir) = cache["dir"].as_str() {

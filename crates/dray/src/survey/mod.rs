@@ -89,6 +89,7 @@ pub fn run(args: &SurveyArgs) -> Result<(), Failure> {
         group: None,
         lease_share: None,
         aside: None,
+        write_back: None,
     };
     let mut survey = Survey::new(args);
     let nothing = Loopback::start()?;

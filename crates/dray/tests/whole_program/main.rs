@@ -58,4 +58,5 @@ mod transport;
 mod two_mounts;
 mod upgrades;
 mod whereabouts;
+mod write_back;
 mod write_leases;

@@ -15,7 +15,7 @@ use serde_json::Value;
 /// Round trips of others on the machine, which look at mount points.
 const ASKING: u64 = 4;
 
-fn serve(rig: &mut Rig) {
+pub fn serve(rig: &mut Rig) {
     let export = format!("data={},squash=none,leases,write_leases", rig.path("export").display());
     let listen = format!("unix://{}", rig.path("socket").display());
     let args = ["serve", "--export", &export, "--listen", &listen, "--state"];
@@ -32,22 +32,22 @@ fn two_mounts(transport: &str) -> (Rig, PathBuf, PathBuf) {
     (rig, one, other)
 }
 
-fn status(rig: &Rig, at: &Path) -> Value {
+pub fn status(rig: &Rig, at: &Path) -> Value {
     let status = rig.demand(&["status", at.to_str().unwrap(), "--json"]);
     serde_json::from_str(&status).unwrap()
 }
 
-fn kept(rig: &Rig, at: &Path, what: &str) -> u64 {
+pub fn kept(rig: &Rig, at: &Path, what: &str) -> u64 {
     status(rig, at)["server"]["kept_writes"][what].as_u64().unwrap()
 }
 
 /// What the server's disk has of the file.
-fn below(rig: &Rig, name: &str) -> String {
+pub fn below(rig: &Rig, name: &str) -> String {
     fs::read_to_string(rig.path("export").join(name)).unwrap()
 }
 
 /// Closes it as a program does that looks at the outcome.
-fn close(file: File) -> std::io::Result<()> {
+pub fn close(file: File) -> std::io::Result<()> {
     // SAFETY: the descriptor is the file's, and closed once.
     match unsafe { libc::close(file.into_raw_fd()) } {
         0 => Ok(()),

@@ -18,7 +18,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
-use dray_core::{FileId, FileSystem, Fut, Pid, Result as FsResult, Stack, TellJobs};
+use dray_core::{
+    FileId, FileSystem, Fut, Pid, Result as FsResult, SessionControl, Stack, TellJobs,
+};
 use dray_rt::sync::watch;
 use dray_rt::{ExecutorHandle, Ring};
 
@@ -371,9 +373,12 @@ async fn work(
     match start.carrier().await {
         Transport::Classic => {
             let stop = start.ended.subscribe();
+            let control = worker.shared.control.clone();
             let result = classic::run(worker, descriptor, false, stop).await;
             if result.is_err() {
                 start.ended.send_replace(true); // what it had read only a successor can answer
+            } else if index == 0 {
+                finish(start, &*control).await;
             }
             result
         }
@@ -394,9 +399,22 @@ async fn serve_beside_ring(
         let _ = ended.wait_for(|ended| *ended).await; // the sender lives as long as `start`
         return Ok(());
     }
+    let control = worker.shared.control.clone();
     let result = classic::run(worker, descriptor, true, start.ended.subscribe()).await;
+    if result.is_ok() {
+        finish(start, &*control).await;
+    }
     start.ended.send_replace(true);
     result
+}
+
+/// The mount has ended, and not only this process: what is kept of its writes goes to the server. The first worker has
+/// the session.
+async fn finish(start: &Start, control: &dyn SessionControl) {
+    let is_stopped = *start.ended.borrow();
+    if !is_stopped {
+        control.finish().await;
+    }
 }
 
 /// One descriptor for each worker: the clones if they suffice, else the first one, the

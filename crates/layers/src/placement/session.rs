@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use dray_core::{
-    Attr, FileId, FindJobs, HearChanges, HearRecalls, HoldLeases, LockOwner, NodeId, OpenFile,
+    Attr, FileId, FindJobs, Fut, HearChanges, HearRecalls, HoldLeases, LockOwner, NodeId, OpenFile,
     OpenHow, RequestId, SessionControl, Stack,
 };
 
@@ -108,6 +108,14 @@ impl SessionControl for PlacedSession {
             let find = find.clone();
             session.find_jobs_by(Box::new(move |callers, report| find(callers, report)));
         }
+    }
+
+    fn finish(&self) -> Fut<'_, ()> {
+        Box::pin(async move {
+            for session in &self.sessions {
+                session.finish().await;
+            }
+        })
     }
 
     fn goodbye(&self) {

@@ -86,6 +86,10 @@ impl SessionControl for RemoteFs {
         self.session.link.find_jobs_by(find);
     }
 
+    fn finish(&self) -> Fut<'_, ()> {
+        Box::pin(self.session.finish())
+    }
+
     fn goodbye(&self) {
         self.session.goodbye();
     }

@@ -412,8 +412,8 @@ impl OpenFile for RemoteFile {
         Box::pin(async move {
             let link = &self.session.link;
             // Nearly all such closes are passed on for what was kept, and not for locks.
-            let owed = link.kept.owes(self.id);
-            let kept = link.kept.close(self.id).await;
+            let owed = link.kept.owes(self.id) || link.kept.has_log();
+            let kept = link.kept.flush(self.id).await;
             let of_owner = (self.id, link.owner_of(cx, owner));
             let has_none = || link.held.owners().is_some_and(|held| !held.contains(&of_owner));
             let given_up = match owed && has_none() {
@@ -429,10 +429,20 @@ impl OpenFile for RemoteFile {
 
     fn sync<'a>(&'a self, cx: &'a Context, data_only: bool) -> Fut<'a, Result<()>> {
         Box::pin(async move {
+            let kept = self.session.link.kept.find(self.id);
+            if let Some(kept) = &kept
+                && kept.sync_in_log().await
+            {
+                return self.loss_to_report(Op::Sync);
+            }
             self.settle_kept().await?;
+            kept.iter().for_each(|kept| kept.syncs_at_server());
             let call = Call::Sync { handle: self.handle, data_only };
             let unsynced = &self.session.link.unsynced;
             let synced = self.send(cx, &call, None, (None, None)).await;
+            if synced.is_err() {
+                kept.iter().for_each(|kept| kept.is_unsynced_at_server());
+            }
             if synced.as_ref().is_err_and(|error| error.fate() == Fate::Final) {
                 unsynced.loss_reported_by_server(&self.writer);
             }
@@ -522,7 +532,11 @@ impl OpenFile for RemoteFile {
 
     fn close<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<()>> {
         Box::pin(async move {
-            let kept = self.session.link.kept.close(self.id).await;
+            let link = &self.session.link;
+            if link.kept.closes_later(self, link.held.concerns(self.handle)) {
+                return self.loss_to_report(Op::Close); // it is closed when nobody has it any more
+            }
+            let kept = link.kept.close_file(self).await;
             let before = self.closed.swap(true, Ordering::Relaxed);
             let closed = match before || self.session.link.files.leave(self.handle) {
                 true => self.close_at_server(cx).await,

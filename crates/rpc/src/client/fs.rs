@@ -159,10 +159,17 @@ impl RemoteFs {
 
     /// Looks a name up at the server, and opens nothing.
     async fn lookup_alone(&self, cx: &Context, dir: FileId, name: &Name) -> Result<Entry> {
-        let leases = &self.session.link.leases;
-        self.session.link.kept.settle_all().await; // the file may be one of them
+        let (leases, kept) = (&self.session.link.leases, &self.session.link.kept);
+        let shown = kept.before_lookup().await;
         let asked = leases.asking();
-        let answer = self.ask(cx, Call::Lookup { dir, name: name.as_bytes() }).await;
+        let answer: Result<Entry> = self.ask(cx, Call::Lookup { dir, name: name.as_bytes() }).await;
+        if let Ok(entry) = answer
+            && !kept.is_shown(shown, entry.id)
+        {
+            // If it is gone meanwhile, it was there when the call began.
+            let attr = FileSystem::getattr(self, cx, entry.id).await;
+            return Ok(attr.map_or(entry, |attr| Entry { attr, ..entry }));
+        }
         leases.looked_up(asked, (cx, dir, name), answer)
     }
 
@@ -457,7 +464,7 @@ impl FileSystem for RemoteFs {
             let call = Call::Create { dir, name: name.as_bytes(), how, handle };
             let ((entry, no_capability), made, change): ((Entry, bool), _, _) =
                 self.change_leased(cx, call).await?;
-            self.may_keep(asked, entry.id, made, Some(&entry.attr));
+            self.may_keep(asked, (entry.id, how.exclusive), made, Some(&entry.attr));
             self.name_changed((dir, name.as_bytes()), made, ExpectedName::File(entry.id));
             let entry = self.session.link.leases.named(change, (cx, dir, name), entry);
             self.made(cx, (entry, no_capability), (handle, how.open), made).await
@@ -475,7 +482,7 @@ impl FileSystem for RemoteFs {
             let (handle, asked) = (link.handle_of(cx), link.kept.asking());
             let call = Call::Tmpfile { dir, how, handle };
             let ((entry, no_capability), made): ((Entry, bool), _) = self.change(cx, call).await?;
-            self.may_keep(asked, entry.id, made, Some(&entry.attr));
+            self.may_keep(asked, (entry.id, true), made, Some(&entry.attr));
             let answer = (self.without_lease(entry), no_capability);
             self.made(cx, answer, (handle, how.open), made).await
         })

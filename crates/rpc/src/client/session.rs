@@ -13,6 +13,7 @@ use crate::auth::Key;
 use crate::client::adaptive_choice::AdaptiveChoice;
 use crate::client::channel::{Channel, ChannelStats};
 use crate::client::connect_error::ConnectError;
+use crate::client::dirty_log::WriteBackOptions;
 use crate::client::durability::UnsyncedStatus;
 use crate::client::kept_writes::KeptWritesStatus;
 use crate::client::leases::{LeaseMemoryStatus, LeaseShare, LeaseWish};
@@ -25,6 +26,9 @@ use crate::wire::NotifyHead;
 
 /// Connections that one mount makes to one server at most; further threads share.
 pub(crate) const CHANNELS_MAX: usize = 4;
+
+/// How long the end of a mount waits for a server that is to take what was kept.
+const FINISH_MAX: Duration = Duration::from_secs(60);
 
 /// How a client behaves.
 #[derive(Clone, Debug)]
@@ -62,6 +66,8 @@ pub struct ClientOptions {
     /// A directory for what was written under a write lease, and can be written to its file no more. None: that is
     /// lost, and the log says so.
     pub aside: Option<PathBuf>,
+    /// A log on a local disk for what is kept under write leases. None: it is kept in memory, and sent with the close.
+    pub write_back: Option<WriteBackOptions>,
 }
 
 impl ClientOptions {
@@ -353,6 +359,16 @@ impl ClientSession {
         self.adopt(channel);
     }
 
+    /// Sends everything that is kept of writes. What is not at the server after a minute stays in the log on the disk,
+    /// if there is one. To be called when no program uses the mount any more.
+    pub async fn finish(&self) {
+        let kept = &self.link.kept;
+        let finished = dray_rt::timeout(FINISH_MAX, kept.finish()).await;
+        if finished.is_err() || kept.has_any() {
+            kept.warn_of_rest(&self.link.addresses.target());
+        }
+    }
+
     /// Ends the session: the server gives everything back at once. To be called when the
     /// mount is gone.
     pub fn goodbye(&self) {
@@ -483,6 +499,7 @@ pub(crate) mod tests {
             definition: 0,
             group: None,
             aside: None,
+            write_back: None,
         };
         let root = FileId { ino: 1, generation: 1 };
         let info = FsInfo { uuid: FsUuid(1), root, kind: String::new(), read_only: false };

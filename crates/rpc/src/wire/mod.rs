@@ -33,6 +33,7 @@ pub use audit::{
 pub use call::Call;
 pub use changed::{CHANGED_MAX, get_changed, put_changed};
 pub use codec::{Input, Malformed, Wire};
+pub(crate) use codec::{wire_fields, wire_numbers};
 pub use head::{CallHead, Kind, NO_SLOT, NotifyHead, peek_kind, peek_tag, peek_unknown_op};
 pub use hello::{Auth, Challenge, HandshakeError, Hello, Proof, Refused, Welcome};
 pub use jobs::{CALLERS_MAX, get_callers, get_jobs, put_callers, put_jobs};

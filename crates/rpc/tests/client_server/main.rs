@@ -46,4 +46,5 @@ mod unslotted;
 mod validity;
 mod versions;
 mod withdrawn;
+mod write_back;
 mod write_leases;

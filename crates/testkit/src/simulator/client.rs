@@ -113,6 +113,7 @@ impl SimClient {
             definition: 0,
             group: None,
             aside: None,
+            write_back: None,
         };
         loop {
             let servers = SERVERS.map(|server| network.connector_from(name, server));

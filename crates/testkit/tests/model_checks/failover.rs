@@ -164,6 +164,7 @@ impl Site {
                 definition: 0,
                 group: None,
                 aside: None,
+                write_back: None,
             };
             let memory = SessionMemory::heap();
             memory.set_node(node);

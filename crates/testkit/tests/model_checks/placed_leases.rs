@@ -150,6 +150,7 @@ impl Client {
                 definition: 1,
                 group: None,
                 aside: None,
+                write_back: None,
             };
             let host = format!("client{number}");
             let connector = network.connector_from(&host, &Servers::name(member));

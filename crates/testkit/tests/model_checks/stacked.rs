@@ -65,6 +65,7 @@ impl Client {
             definition: 0,
             group: None,
             aside: None,
+            write_back: None,
         };
         let connector = network.connector_from(from, to);
         let session = ClientSession::connect(connector, options, memory).await.expect("a session");

@@ -110,6 +110,7 @@ fn client_options(host: String) -> ClientOptions {
         definition: 0,
         group: None,
         aside: None,
+        write_back: None,
     }
 }
 

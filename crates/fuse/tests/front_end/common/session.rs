@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use dray_core::{
-    Attr, FileId, FindJobs, HearChanges, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow, Recall,
-    RecallDone, RecallItem, RequestId, SessionControl,
+    Attr, FileId, FindJobs, Fut, HearChanges, HearRecalls, LockOwner, NodeId, OpenFile, OpenHow,
+    Recall, RecallDone, RecallItem, RequestId, SessionControl,
 };
 
 /// The callbacks for changes and for recalls, if they are set, and what is leased.
@@ -82,5 +82,9 @@ impl SessionControl for NotifyingSession {
         self.leases().get(&id).copied()
     }
     fn find_jobs_by(&self, _: FindJobs) {}
+    fn finish(&self) -> Fut<'_, ()> {
+        Box::pin(async {})
+    }
+
     fn goodbye(&self) {}
 }

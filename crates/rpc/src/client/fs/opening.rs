@@ -155,14 +155,22 @@ impl RemoteFs {
             (self.file(id, handle, how, (with_times(at_open, made), made.ticket)), made)
         };
         let seen = file.at_open().map(|seen| seen.attr);
-        self.may_keep(may_keep, id, made, seen.as_ref());
+        self.may_keep(may_keep, (id, false), made, seen.as_ref());
         Ok(file.confirmed(cx, made.session_state).await?.shared())
     }
 
     /// An answer to an opening that was asked for at `asked` may give a write lease. `attr`: the file as it was then.
-    pub(super) fn may_keep(&self, asked: u64, id: FileId, made: ReplyInfo, attr: Option<&Attr>) {
+    /// With `is_new` the call has made it.
+    pub(super) fn may_keep(
+        &self,
+        asked: u64,
+        (id, is_new): (FileId, bool),
+        made: ReplyInfo,
+        attr: Option<&Attr>,
+    ) {
         if let Some((number, attr)) = made.write_lease.zip(attr) {
-            self.session.link.kept.granted(asked, id, number, WriteBase::of(attr));
+            let stamp = (number, WriteBase::of(attr));
+            self.session.link.kept.granted(asked, (id, is_new), stamp);
         }
     }
 

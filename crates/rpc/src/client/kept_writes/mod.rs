@@ -2,36 +2,46 @@
 //!
 //! What is kept of a file is sent before anything else is asked of that file. So no answer has to be made up here, and
 //! attributes are always the server's. It is sent at the latest after [`KEPT_MAX_TIME`], when it is asked back, and when
-//! the file is closed.
+//! the file is closed. With a log on a local disk (ADR 0058) it may be more, for longer, and a close does not wait.
 
 mod aside;
 mod extents;
 mod file;
+mod left_behind;
+mod local;
+mod sending;
+mod store;
 mod through;
+mod unsent;
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dray_core::{Context, FileId, IdMap, LeaseKinds, OpenHow, RecallItem, RequestId, Result};
+use dray_core::{Context, FileId, IdMap, LeaseKinds, OpenHow, Pid, RecallItem, RequestId, Result};
 use dray_rt::Instant;
 
 pub(crate) use self::file::KeptFile;
 use self::file::{Keep, KeptBatch};
+pub use self::left_behind::LeftBehind;
+use self::store::{KeptStore, LogStore};
+use crate::client::dirty_log::{DirtyLog, FoundFile, WriteBackOptions};
 use crate::client::file::RemoteFile;
 use crate::client::leases::{LeaseWish, LeasedAnswers};
 use crate::client::memory::{InheritedKept, KeptPlaces, SessionMemory};
 use crate::client::session::ClientSession;
 use crate::wire::WriteBase;
 
-/// What is kept of one file, bytes.
+/// What is kept of one file in memory, bytes.
 const FILE_MAX_BYTES: usize = 256 << 10;
 /// What is kept in all, bytes.
 const SESSION_MAX_BYTES: usize = 16 << 20;
 /// Larger writes are sent at once: they gain little.
 const WRITE_MAX_BYTES: usize = 64 << 10;
-/// How long anything is kept.
+/// What is sent together of what is in a log, bytes.
+const BATCH_MAX_BYTES: usize = dray_core::IO_MAX_BYTES;
+/// How long anything is kept in memory.
 const KEPT_MAX_TIME: Duration = Duration::from_secs(1);
 /// Files whose write lease is remembered. Others are written without.
 const FILES_MAX: usize = 4096;
@@ -44,7 +54,7 @@ pub(crate) struct KeptWrites {
     /// Entries of that.
     count: AtomicUsize,
     sum: Arc<KeptSum>,
-    places: Arc<KeptPlaces>,
+    store: Arc<KeptStore>,
     /// Requests whose writes a process before this one had noted. The kernel may make them once more.
     noted: Mutex<HashSet<u64>>,
     has_noted: AtomicBool,
@@ -58,6 +68,8 @@ pub(super) struct KeptSum {
     late: AtomicU64,
     lost: AtomicU64,
     aside: AtomicU64,
+    /// Batches that are at the server.
+    sent: AtomicU64,
 }
 
 /// What a session keeps, and has kept.
@@ -75,6 +87,8 @@ pub struct KeptWritesStatus {
     pub lost: u64,
     /// How often that is in a file beside.
     pub aside: u64,
+    /// How often the disk of the log has failed. None: there is no log.
+    pub disk_errors: Option<u64>,
 }
 
 impl KeptWrites {
@@ -82,17 +96,25 @@ impl KeptWrites {
         wish: LeaseWish,
         leases: LeasedAnswers,
         memory: &SessionMemory,
+        dirty: Option<&WriteBackOptions>,
     ) -> KeptWrites {
         let wanted = matches!(wish, LeaseWish::Yes { keeps_writes: true, .. });
         let (files, count) = (Mutex::default(), AtomicUsize::new(0));
-        let places = if wanted { memory.kept_places() } else { KeptPlaces::none() };
+        let store = match dirty.filter(|_| wanted) {
+            Some(how) => {
+                let log = DirtyLog::new(how, memory.node());
+                KeptStore::Log(Box::new(LogStore::new(how, log)))
+            }
+            None if wanted => KeptStore::Places(memory.kept_places()),
+            None => KeptStore::Places(KeptPlaces::none()),
+        };
         KeptWrites {
             wanted,
             leases,
             files,
             count,
             sum: Arc::default(),
-            places: Arc::new(places),
+            store: Arc::new(store),
             noted: Mutex::default(),
             has_noted: AtomicBool::new(false),
         }
@@ -101,30 +123,39 @@ impl KeptWrites {
     /// Takes over what a process before this one had kept, and begins to send it. To be said before the server is
     /// asked anything.
     pub(crate) fn inherit(&self, session: &Arc<ClientSession>) {
-        let (kept, requests) = self.places.inherited();
+        let requests = match &*self.store {
+            KeptStore::Places(places) => {
+                let (kept, requests) = places.inherited();
+                kept.iter().for_each(|kept| self.inherit_file(session, kept));
+                requests
+            }
+            KeptStore::Log(store) => {
+                let found = store.log.inherit();
+                found.files.iter().for_each(|file| self.inherit_logged(session, file));
+                found.requests
+            }
+        };
         self.has_noted.store(!requests.is_empty(), Ordering::SeqCst);
         *self.noted.lock().unwrap_or_else(PoisonError::into_inner) = requests;
-        for InheritedKept { place, id, handle, how, who, pid, lease, base, under_way, writes } in
-            kept
-        {
-            let file = RemoteFile::new(session.clone(), id, handle, how, (None, None));
-            let cx = Context::new(session.link.node, RequestId(0), Arc::new(who), pid);
-            let kept = InheritedKept {
-                place,
-                id,
-                handle,
-                how,
-                who: (*cx.who).clone(),
-                pid,
-                lease,
-                base,
-                under_way,
-                writes,
-            };
-            let known = self.entry(id);
-            known.inherits(&kept, (file.inherited().shared(), cx));
-            session.link.spawn_home(async move { known.settle().await });
-        }
+    }
+
+    fn inherit_file(&self, session: &Arc<ClientSession>, kept: &InheritedKept) {
+        let InheritedKept { id, handle, how, who, pid, .. } = kept;
+        let file = RemoteFile::new(session.clone(), *id, *handle, *how, (None, None));
+        let cx = Context::new(session.link.node, RequestId(0), Arc::new(who.clone()), *pid);
+        let known = self.entry(*id);
+        known.inherits(kept, (file.inherited().shared(), cx));
+        session.link.spawn_home(async move { known.settle().await });
+    }
+
+    fn inherit_logged(&self, session: &Arc<ClientSession>, found: &FoundFile) {
+        let Some(first) = found.writes.first().map(|write| &write.record) else { return };
+        let (how, who) = (OpenHow::new(first.flags), Arc::new(first.who.clone()));
+        let file = RemoteFile::new(session.clone(), found.id, first.handle, how, (None, None));
+        let cx = Context::new(session.link.node, RequestId(0), who, Pid(first.pid));
+        let known = self.entry(found.id);
+        known.inherits_logged(found, (file.inherited().shared(), cx));
+        session.link.spawn_home(async move { known.settle().await });
     }
 
     /// Whether a process before this one had noted the write of this request, which comes once more.
@@ -141,7 +172,7 @@ impl KeptWrites {
     fn entry(&self, id: FileId) -> Arc<KeptFile> {
         let made = || {
             self.count.fetch_add(1, Ordering::SeqCst);
-            let shared = (self.sum.clone(), self.places.clone());
+            let shared = (self.sum.clone(), self.store.clone());
             Arc::new(KeptFile::new(id, self.leases.clone(), shared))
         };
         self.lock().entry(id).or_insert_with(made).clone()
@@ -162,6 +193,7 @@ impl KeptWrites {
             late: count(late),
             lost: count(lost),
             aside: count(aside),
+            disk_errors: self.store.log().map(DirtyLog::errors),
         })
     }
 
@@ -176,7 +208,13 @@ impl KeptWrites {
     }
 
     /// An answer to a call that was asked for at `asked` gives a write lease, of a file in this state.
-    pub(crate) fn granted(&self, asked: u64, id: FileId, number: u64, base: WriteBase) {
+    /// `is_new`: the call has made the file.
+    pub(crate) fn granted(
+        &self,
+        asked: u64,
+        (id, is_new): (FileId, bool),
+        (number, base): (u64, WriteBase),
+    ) {
         if !self.wanted {
             return;
         }
@@ -184,7 +222,7 @@ impl KeptWrites {
             return; // the server asks it back, and gets it at once
         }
         let file = self.entry(id);
-        file.granted(number, base);
+        file.granted(number, base, is_new);
         // A recall on its way may have overtaken the answer: it did not find the lease.
         if self.leases.recalls() != asked {
             file.lease_ends(None);
@@ -197,6 +235,11 @@ impl KeptWrites {
             return None; // nearly always
         }
         self.lock().get(&id).cloned()
+    }
+
+    /// Bytes that are kept.
+    pub(super) fn bytes(&self) -> usize {
+        self.sum.bytes.load(Ordering::SeqCst)
     }
 
     /// Whether anything is kept.
@@ -249,14 +292,20 @@ impl KeptWrites {
         let Some(file) = self.find(id) else { return Ok(()) };
         let written = file.write_back(true).await;
         let failure = file.failure();
+        self.forget_ended(&file);
+        written.and(failure)
+    }
+
+    /// Nothing is known of a file any more that has no lease, and of which everything is sent.
+    pub(super) fn forget_ended(&self, file: &Arc<KeptFile>) {
         if file.has_ended() {
             let mut files = self.lock();
-            if files.get(&id).is_some_and(|known| Arc::ptr_eq(known, &file) && file.has_ended()) {
-                files.remove(&id);
+            let is_known = |known: &Arc<KeptFile>| Arc::ptr_eq(known, file);
+            if files.get(&file.id).is_some_and(is_known) && file.has_ended() {
+                files.remove(&file.id);
                 self.count.fetch_sub(1, Ordering::SeqCst);
             }
         }
-        written.and(failure)
     }
 
     /// These leases are recalled. Answers files that have something to send first.
@@ -276,5 +325,6 @@ impl KeptWrites {
     pub(crate) fn all_end(&self, until: Instant) {
         let all: Vec<_> = self.lock().values().cloned().collect();
         all.iter().for_each(|file| file.lease_ends(Some(until)));
+        self.settle_all_soon(&all);
     }
 }

@@ -47,6 +47,14 @@ impl RemoteFile {
         kept.failure()
     }
 
+    /// Brings what was written to media at the server.
+    pub(crate) async fn sync_written(&self, cx: &Context) -> Result<()> {
+        let call = Call::Sync { handle: self.handle, data_only: false };
+        let ((), made) = self.send(cx, &call, None, (None, None)).await?;
+        self.session.link.unsynced.sync_answered(self.id, made.confirmation());
+        Ok(())
+    }
+
     /// Sends what was kept of the file. Answers the state of the file behind it.
     pub(crate) async fn write_back(&self, cx: &Context, what: KeptBatch) -> Result<WriteBase> {
         let KeptBatch { request, lease, base, kill_set_id, ends, extents, pieces, data } = what;

@@ -114,7 +114,8 @@ impl Link {
         let (mut server, replay_bytes) = (ServerIdentity::default(), options.replay_bytes);
         let inherited = memory.session().is_some();
         let leases = LeasedAnswers::new(options.leases, inherited, options.lease_share.clone());
-        let kept = KeptWrites::new(options.leases, leases.clone(), &memory);
+        let dirty = options.write_back.as_ref();
+        let kept = KeptWrites::new(options.leases, leases.clone(), &memory, dirty);
         // Registered memory would come in here.
         let kept_data: Box<dyn SegmentSource> = match &options.group {
             Some(group) => Box::new(group.segments()),

@@ -59,6 +59,7 @@ pub fn client_options() -> ClientOptions {
         definition: 0,
         group: None,
         aside: None,
+        write_back: None,
     }
 }
 

@@ -52,6 +52,7 @@ async fn mount(network: &Network, server: &Server) -> RemoteFs {
         definition: 0,
         group: None,
         aside: None,
+        write_back: None,
     };
     let mounted = Mount::connect(network.connector("s"), options, SessionMemory::heap()).await;
     RemoteFs::new(mounted.unwrap())
