@@ -322,6 +322,37 @@ def round_trips():
     say("create_round_trips_leased", (calls(at) - before) / 500, "calls")
 
 
+def written_back():
+    """Synced writes of 64 KiB to one file, and small files that are synced and closed: under write leases, through and
+    back. Ratios are those of the time without write leases beside the arm's."""
+
+    def one_file(at):
+        with open(f"{at}/written{os.urandom(4).hex()}", "xb", buffering=0) as out:
+            for _ in range(100):
+                out.write(bytes(64 << 10))
+                os.fsync(out.fileno())
+
+    def files(at):
+        directory = fresh(at)
+        for number in range(200):
+            with open(f"{directory}/f{number}", "xb", buffering=0) as out:
+                out.write(b"content")
+                os.fsync(out.fileno())
+
+    for name, write, count in (("synced_64k", one_file, 100), ("synced_files", files, 200)):
+        ratios = {arm: [] for arm in ("keeps", "back")}
+        asked = dict(ratios)
+        for _ in range(ROUNDS):
+            without = took(lambda: write(f"{WORK}/strict"))
+            for arm, found in ratios.items():
+                before = calls(f"{WORK}/{arm}")
+                found.append(without / took(lambda: write(f"{WORK}/{arm}")))
+                asked[arm] = asked[arm] + [(calls(f"{WORK}/{arm}") - before) / count]
+        for arm, found in ratios.items():
+            say(f"{name}_gain", statistics.median(found), "ratio", arm)
+            say(f"{name}_round_trips", statistics.median(asked[arm]), "calls", arm)
+
+
 tree()
 repository()
 database()
@@ -337,5 +368,6 @@ pip_install()
 mapped()
 imports()
 contended()
+written_back()
 cached()
 idle()

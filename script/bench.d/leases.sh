@@ -14,7 +14,7 @@ bench_leases() {
     local port
     port=$(free_port $((17500 + RANDOM % 2000)))
     mkdir -m 777 "$STORE/data"
-    start_dray_server "$port" "$STORE/data" leases
+    start_dray_server "$port" "$STORE/data" leases,write_leases
     # On one transport, whatever the machine has switched on.
     mount_dray "$port" "$WORK/strict" leases=no,transport=classic
     mount_dray "$port" "$WORK/strict2" leases=no,transport=classic
@@ -26,6 +26,9 @@ bench_leases() {
     mount_dray "$port" "$WORK/through" "consistency=immutable,cache=$WORK/cache,cache_size=4G"
     mount_dray "$port" "$WORK/asked" \
         "consistency=immutable,cache=$WORK/cache,cache_size=4G,cache_passthrough=no"
+    mount_dray "$port" "$WORK/keeps" leases=yes,write_leases=yes,transport=classic
+    mkdir -m 700 "$STORE/dirty"
+    mount_dray "$port" "$WORK/back" "cache=$STORE/dirty,cache_write=back,transport=classic"
     # The same over rings: what is left of a second run is mostly the way of requests to the daemon and back.
     if switch_uring_on; then
         mount_dray "$port" "$WORK/ring" leases=yes,transport=uring
