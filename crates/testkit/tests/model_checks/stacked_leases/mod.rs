@@ -62,6 +62,7 @@ fn options(leases: LeaseWish, host: &str) -> ClientOptions {
         definition: 0,
         group: None,
         aside: None,
+        write_back: None,
     }
 }
 
