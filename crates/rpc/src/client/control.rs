@@ -103,7 +103,7 @@ impl HoldLeases for RemoteFs {
         name: Option<&'a Name>,
     ) -> Fut<'a, Result<HoldNumber>> {
         Box::pin(async move {
-            self.session.link.must_have(Op::Hold)?;
+            self.must_have(cx, Op::Hold).await?;
             let number = self.session.link.own_handle();
             let name = name.map(Name::as_bytes);
             for _ in 1..HOLD_TRIES {

@@ -5,7 +5,7 @@ mod opening;
 use std::sync::Arc;
 
 use dray_core::{
-    Access, Attr, Buf, Context, CreateHow, Entry, Errno, Error, FileId, FileSystem, FileType,
+    Access, Attr, Buf, Context, CreateHow, Entry, Errno, Error, Fate, FileId, FileSystem, FileType,
     FsInfo, Fut, Make, Name, Op, OpenFile, OpenHow, RemoveKind, RenameHow, Result, SetAttr, Statfs,
     Timestamp, Uid, XattrSet, must_fit_one_call, open_named, put_in_steps,
 };
@@ -105,6 +105,27 @@ impl RemoteFs {
         &self.session
     }
 
+    /// As [`Link::must_have`], once it is known what the server has: a session that begins with its use has met none
+    /// before its first call. Errors: as there, and those of that call.
+    pub(super) async fn must_have(&self, cx: &Context, op: Op) -> Result<()> {
+        match self.session.link.must_have(op) {
+            Err(_) if self.session.begins_with_use() => {
+                Box::pin(self.meet(cx)).await?; // so that other calls are no larger
+                self.session.link.must_have(op)
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Whatever a server answers, it has welcomed us by then.
+    async fn meet(&self, cx: &Context) -> Result<()> {
+        let call = Call::Getattr { id: self.session.info().root, handle: None };
+        match self.ask::<Attr>(&cx.without_request(), call).await {
+            Err(error) if error.fate() != Fate::Final => Err(error),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
     /// A call that changes nothing: asking twice does no harm.
     pub(super) async fn ask<T: for<'b> Wire<'b>>(&self, cx: &Context, call: Call<'_>) -> Result<T> {
         self.send(cx, &call, None, None).await.map(|(value, _)| value)
@@ -149,7 +170,7 @@ impl RemoteFs {
         slot: Option<&ReplaySlot>,
         data: Option<Buf>,
     ) -> Result<CallAnswer<T>> {
-        self.session.link.must_have(call.op())?;
+        self.must_have(cx, call.op()).await?;
         let request = self.session.link.request_of(cx);
         let ask = OutgoingCall { request, data, ..OutgoingCall::of(cx, call) }.in_slot(slot);
         let channel = self.session.channel()?;
@@ -424,7 +445,7 @@ impl FileSystem for RemoteFs {
         id: FileId,
     ) -> Fut<'a, Result<()>> {
         Box::pin(async move {
-            self.session.link.must_have(Op::Learn)?;
+            self.must_have(cx, Op::Learn).await?;
             self.ask(cx, Call::Learn { dir, name: name.as_bytes(), id }).await
         })
     }

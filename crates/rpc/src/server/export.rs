@@ -103,6 +103,8 @@ pub struct Export {
     pub(crate) outside: Arc<OutsideChanges>,
     /// None: nothing is leased.
     pub(crate) lease_table: Option<Arc<LeaseTable>>,
+    /// A server before may have leased to clients that the journal does not know, since it was lost.
+    pub(crate) leased_to_anybody: bool,
     /// What other servers of the projection are about to change.
     pub(crate) lease_holds: LeaseHolds,
     /// Clients of before that may have kept what they wrote. No call is carried out before it is written.
@@ -149,6 +151,7 @@ impl Export {
             write_leases: false,
             upper_leases: None,
             lease_table: None,
+            leased_to_anybody: false,
             lease_holds: LeaseHolds::default(),
             gives_object_ids: false,
             ranges: Arc::default(),

@@ -84,6 +84,8 @@ pub enum Sabotage {
     LeaseFences,
     /// Changes do not wait for what a server before leased.
     LeaseRestart,
+    /// A server leases at once what a server before may have held for changes.
+    LeaseRest,
     /// A client with leases is noted as one that has none.
     LeaseNotes,
     /// What another server is about to change is leased all the same.

@@ -418,6 +418,7 @@ impl Inner {
             export.kept_writes.begin(all, anybody, table.wait());
         }
         if let Some(table) = &export.lease_table {
+            let anybody = anybody || export.leased_to_anybody;
             if anybody || !restored.is_empty() {
                 table.had_clients();
             }

@@ -19,3 +19,4 @@ mod stacked;
 mod stacked_leases;
 mod suite;
 mod takeover;
+mod takeover_leases;

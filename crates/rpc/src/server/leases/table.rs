@@ -65,6 +65,7 @@ pub(crate) struct LeaseTable {
     pub(super) never_marks: bool,
     pub(super) never_fences: bool,
     never_waits: bool,
+    never_rests: bool,
     leases_what_is_asked_back: bool,
     /// Leases of one session.
     pub(super) session_leases_max: usize,
@@ -156,6 +157,7 @@ impl LeaseTable {
             never_marks: broken.is(Sabotage::LeaseMarks),
             never_fences: broken.is(Sabotage::LeaseFences),
             never_waits: broken.is(Sabotage::LeaseRestart),
+            never_rests: broken.is(Sabotage::LeaseRest),
             leases_what_is_asked_back: broken.is(Sabotage::LeaseRoom),
             session_leases_max: options.session_leases_max,
         }
@@ -199,7 +201,7 @@ impl LeaseTable {
     /// A server before us had clients, with leases or without. What it held for them is gone, and their changes may
     /// still be under way.
     pub(crate) fn had_clients(&self) {
-        if let Some(time) = self.hold_time.filter(|_| !self.never_waits) {
+        if let Some(time) = self.hold_time.filter(|_| !self.never_rests) {
             self.leases_from.store((now() + time).as_nanos(), Ordering::SeqCst);
         }
     }

@@ -101,6 +101,8 @@ pub(super) struct Deposed;
 /// What a primary has while it is one.
 pub(super) struct Leading {
     pub(super) state: SliceState,
+    /// Sessions of clients may be gone with the journal.
+    sessions_lost: bool,
     pub(super) stream: Arc<JournalStream>,
     journal: Arc<ReplicatedJournal>,
     pub(super) server: Server,
@@ -305,7 +307,10 @@ impl SliceServer {
         let journal = Arc::new(ReplicatedJournal::new(self.slice.journal.clone(), stream.clone()));
         let options = ServerOptions { boot: u128::from(next.loss), ..self.slice.options.clone() };
         let server = Server::awaiting(options, &[name], journal.clone());
-        Some(Leading { state: next, stream, journal, server, fs: Mutex::default() })
+        let knows_none = journal_lost && self.slice.loss == StateLoss::SessionsToo;
+        let sessions_lost = knows_none && state.epoch > 0; // else nobody has served it
+        let fs = Mutex::default();
+        Some(Leading { state: next, sessions_lost, stream, journal, server, fs })
     }
 
     /// Calls of this process from before it was deposed have to be out of the file system.
@@ -319,6 +324,7 @@ impl SliceServer {
     async fn open(&self, leading: &Leading) -> Result<(), ExportLost> {
         let loss = if leading.state.recovering { StateLoss::Written } else { StateLoss::Nothing };
         let mut export = (self.slice.export)();
+        export.leased_to_anybody = leading.sessions_lost;
         if !self.is_broken(Sabotage::ServingLease) {
             export = export.that_is_leased(self.slice.membership.lease());
         }
