@@ -10,7 +10,7 @@ use super::holder::LeaseHolder;
 use super::table::Lease;
 
 /// So many are looked through.
-const FEW: usize = 8;
+const FEW: usize = 16;
 
 /// The leases of one file: at most one of each session.
 pub(super) enum FileLeases {
