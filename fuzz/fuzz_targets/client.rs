@@ -50,6 +50,7 @@ fuzz_target!(|bytes: &[u8]| {
             definition: 0,
             group: None,
             aside: None,
+            write_back: None,
         };
         let connected = ClientSession::connect(connector, options, SessionMemory::heap());
         let connected = dray_rt::timeout(TIMEOUT * 20, connected).await;

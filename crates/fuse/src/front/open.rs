@@ -263,6 +263,7 @@ impl Worker {
             Ok(file) => file.close(cx).await,
             Err(error) => Err(error),
         };
+        drop(handle); // so that what is not in the table any more counts nowhere as open
         self.shared.handles.remove(fh)?;
         result.map(|()| KernelAnswer::Empty)
     }
