@@ -1,6 +1,7 @@
 #!/bin/bash
 # Programs that work together through two mounts whose kernels cache data and believe names, for a
 # second and for a minute. caching.sh [classic|uring]
+# transports: classic
 # proves: P55
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"
