@@ -214,6 +214,9 @@ impl Gate {
             return Some(self.occupy(cost, now));
         }
         let mut state = self.lock();
+        if class.is_gone.load(Relaxed) {
+            return None; // it was looked up before the rules changed
+        }
         let now = nanos();
         let room = self.has_room(cost);
         let small = is_small(cost) && room;
@@ -344,8 +347,7 @@ impl Gate {
         let number =
             |ticket: &WaiterNumber| state.waiting[*ticket as usize].as_ref().map(|one| one.number);
         tickets.sort_by_key(number);
-        let before = std::mem::take(&mut state.classes);
-        state.new_tree(&rules);
+        let before = state.new_tree(&rules);
         state.window = Window::new(rules.in_service_bytes());
         state.timer = None;
         self.window_bytes.store(state.window.bytes(), SeqCst);
@@ -519,4 +521,45 @@ impl CallAdmission for QosGate {
 
 fn caller<'a>(who: &'a Identity, (node, project): (&'a str, u32), op: Op) -> Caller<'a> {
     Caller { job: &who.job, uid: who.uid, gid: who.gid, groups: &who.groups, project, node, op }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use dray_core::{NodeId, Pid, RequestId, Uid};
+
+    use super::super::rule_keys::{Pattern, RuleKey};
+    use super::super::rules::{Amount, QosRule};
+    use super::*;
+
+    fn limited(uid: u32) -> QosRule {
+        QosRule {
+            name: format!("user-{uid}"),
+            matches: BTreeMap::from([(RuleKey::User, vec![Pattern::Ids(uid, uid)])]),
+            limit: Some(Amount::Units(1 << 20)),
+            ..QosRule::default()
+        }
+    }
+
+    fn of_user(uid: u32) -> Context {
+        let who = Arc::new(Identity { uid: Uid(uid), ..Identity::default() });
+        Context::new(NodeId(7), RequestId(0), who, Pid(uid))
+    }
+
+    /// A rule was removed between the lookup of a call's class and its admission. The class's place was not in the new
+    /// tree, and the server ended.
+    // proves: P196
+    #[test]
+    fn a_class_that_was_looked_up_before_the_rules_changed_admits_nothing() {
+        let (gate, cost) = (QosGate::new(), Cost { bytes: 4096 });
+        let rules: Vec<QosRule> = (0..3).map(limited).collect();
+        gate.set_rules(RuleSet::new(&rules).unwrap());
+        let class_of = |uid| gate.gate.class_of(&of_user(uid), Op::Read, 0);
+        let classes: Vec<_> = (0..3).map(class_of).collect();
+        assert!(classes.iter().all(|class| gate.gate.pass(class, cost).is_some()));
+        gate.set_rules(RuleSet::new(&rules[..1]).unwrap());
+        assert!(classes.iter().all(|class| gate.gate.pass(class, cost).is_none()));
+        assert!((0..3).all(|uid| gate.gate.pass(&class_of(uid), cost).is_some()));
+    }
 }

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::task::Waker;
 
 use dray_core::{Class as Urgency, Grant, Identity, Op};
@@ -38,6 +38,9 @@ pub(super) struct QosClass {
     pub(super) node: NodeIndex,
     /// Neither a limit nor a reservation on the way to the root.
     pub(super) is_free: bool,
+    /// Its node is not its own any more: the rules have changed, or it made room for another class. Said and asked
+    /// under the lock of the state.
+    pub(super) is_gone: AtomicBool,
     pub(super) done: Counters,
 }
 
@@ -169,6 +172,7 @@ impl State {
             rates,
             node,
             is_free: all_free,
+            is_gone: AtomicBool::new(false),
             done: Counters::default(),
         });
         self.classes.insert(key, class.clone());
@@ -200,12 +204,18 @@ impl State {
         node
     }
 
-    /// A tree for these rules, with nothing in it.
-    pub(super) fn new_tree(&mut self, rules: &RuleSet) {
+    /// A tree for these rules, with nothing in it. Answers the classes of the former one.
+    pub(super) fn new_tree(
+        &mut self,
+        rules: &RuleSet,
+    ) -> HashMap<(Option<usize>, String), Arc<QosClass>> {
+        let before = std::mem::take(&mut self.classes);
+        before.values().for_each(|class| class.is_gone.store(true, Relaxed));
         self.inner.clear();
         self.sharing.forget_all();
         self.tree = Tree::new(self.sharing.first_rates(rules.root()));
         self.sharing.name(NodeIndex::ROOT, ("", ""), rules.root());
+        before
     }
 
     /// Makes room for other classes.
@@ -219,6 +229,7 @@ impl State {
             let is_idle = tree.last_used(class.node) + IDLE < now;
             let is_removed = is_idle && tree.remove(class.node);
             if is_removed {
+                class.is_gone.store(true, Relaxed);
                 sharing.forget(class.node);
             }
             !is_removed
