@@ -183,8 +183,10 @@ impl Segments {
             live_bytes: 0,
             is_spoiled: false,
         });
-        (self.is_open, self.dir_is_synced) = (true, false);
+        // Without its head nothing goes to it, and neither to the one before, which may not go on.
+        (self.is_open, self.dir_is_synced) = (false, false);
         let begun = self.put(&LogRecord::Head(owner.identity.clone(), self.next_write), &[]);
+        self.is_open = begun.is_ok();
         if begun.is_err() {
             // Nothing that is behind it could be read.
             self.segments.pop_back();
