@@ -22,6 +22,9 @@ bench_qos() {
         mount_dray "$port" "$WORK/$name" timeout=600
         mounts+=("$WORK/$name")
         daemons+=("$STARTED")
+        # What qos.py calls small.
+        mount_dray "$port" "$WORK/$name.small" timeout=600,max_io=128K
+        daemons+=("$STARTED")
     done
     serve_shared
     mount_shared

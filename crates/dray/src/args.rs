@@ -360,6 +360,8 @@ pub struct MountArgs {
     ///                         offers it and is 6.18 or newer]
     ///   workers=N             threads [default: one for each CPU, at most
     ///                         4]
+    ///   max_io=SIZE           the largest read or write that is one
+    ///                         request [default: 1M]
     ///   metrics=ADDR:PORT     serve metrics for Prometheus at
     ///                         http://ADDR:PORT/metrics
     ///   allow_other           let other users use the mount (root's

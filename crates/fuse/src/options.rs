@@ -5,6 +5,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dray_core::IO_MAX_BYTES;
+
 use crate::worker::invalidator::InvalidatorProcess;
 
 /// What applications on different nodes may rely on.
@@ -68,6 +70,9 @@ pub struct Options {
     pub negative_validity: Duration,
     /// Worker threads; 0: as many as CPUs are allowed, at most [`WORKERS_MAX`].
     pub workers: usize,
+    /// The largest read or write of an application that is one request, bytes: a multiple of 4,096, at most
+    /// [`IO_MAX_BYTES`]. The kernel makes several requests of a larger one.
+    pub io_max_bytes: usize,
     /// Entries that wait for requests in a ring's queue, for each CPU. There are fewer on machines
     /// with many CPUs: the payloads of 1 MiB each take at most 256 MiB and a sixteenth of the
     /// memory.
@@ -101,6 +106,7 @@ impl Default for Options {
             entry_validity: Duration::from_secs(1),
             negative_validity: Duration::ZERO,
             workers: 0,
+            io_max_bytes: IO_MAX_BYTES,
             ring_depth: 8,
             ring_spares_max: RING_SPARES_MAX,
             patience: None,

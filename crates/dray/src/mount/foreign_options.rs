@@ -4,7 +4,7 @@ const ATTRIBUTES: &str = "attr_timeout=SECONDS under consistency=close-to-open s
                           attributes are cached; without it each call asks the server";
 const PATIENCE: &str = "calls wait for ever, and can be killed; timeout=SECONDS has them fail with \
                         EHOSTDOWN then";
-const SIZES: &str = "reads and writes have up to 1 MiB each; this cannot be set";
+const SIZES: &str = "reads and writes have up to 1 MiB each; max_io=SIZE makes both smaller";
 const VERSIONS: &str = "client and server agree on the newest version that both speak";
 const PLACE: &str = "the target says where the server is: dray://HOST:PORT/NAME";
 const LOCKS: &str = "locks hold over all clients of an export, always";

@@ -322,6 +322,7 @@ impl Mount {
             default_permissions: self.believes() && !offered.one_user,
             allow_other: self.plan.allow_other.unwrap_or(paths::is_root()),
             flags: MountFlags { read_only: flags.read_only || offered.read_only, ..flags },
+            read_max_bytes: self.plan.io_bytes as usize,
         };
         let at = &self.known.at;
         let what = || format!("cannot mount on {}", at.display());
@@ -390,6 +391,7 @@ impl Mount {
             attr_validity: self.plan.attr_validity,
             entry_validity: self.plan.attr_validity,
             workers: self.plan.workers,
+            io_max_bytes: self.plan.io_bytes as usize,
             patience: self.plan.timeout,
             ..FuseOptions::default()
         }

@@ -1,10 +1,12 @@
 //! `-o` options of a mount.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dray_cache::{CacheOptions, CacheRules};
 use dray_client::{Key, WriteBackOptions};
+use dray_core::IO_MAX_BYTES;
 use dray_fuse::{Consistency, MountFlags, TransportWish};
 
 use crate::error::Failure;
@@ -76,6 +78,8 @@ pub struct MountPlan {
     pub replay_bytes: u64,
     /// Threads; 0: as many as is best.
     pub workers: usize,
+    /// The largest read or write that is one request, bytes.
+    pub io_bytes: u32,
     /// Set-id programs do not change identity.
     pub no_suid: bool,
     /// Devices are none.
@@ -113,6 +117,7 @@ impl Default for MountPlan {
             attr_validity: Duration::from_secs(1),
             replay_bytes: 64 << 20,
             workers: 0,
+            io_bytes: IO_MAX_BYTES as u32,
             no_suid: false,
             no_dev: false,
             no_exec: false,
@@ -129,13 +134,15 @@ const CACHE_BYTES: u64 = 10 << 30;
 const CACHE_DIRTY_BYTES: u64 = 64 << 20;
 const CACHE_DIRTY_MIN_BYTES: u64 = 1 << 20;
 const CACHE_DIRTY_MAX_BYTES: u64 = 4 << 30;
+/// Of smaller requests there are too many.
+const IO_BYTES: RangeInclusive<u32> = 64 << 10..=IO_MAX_BYTES as u32;
 /// A longer age is no use.
 const CACHE_DIRTY_AGE_MAX: Duration = Duration::from_secs(3600);
 /// Less is no use.
 const CACHE_MIN_BYTES: u64 = 16 << 20;
 
 /// Options that mean something to us.
-const KNOWN: [&str; 32] = [
+const KNOWN: [&str; 33] = [
     "timeout",
     "consistency",
     "transport",
@@ -146,6 +153,7 @@ const KNOWN: [&str; 32] = [
     "attr_timeout",
     "replay",
     "workers",
+    "max_io",
     "suid",
     "nosuid",
     "dev",
@@ -172,7 +180,7 @@ const KNOWN: [&str; 32] = [
 
 /// What shells offer of these behind `-o`: with each value that is a word, or with what comes before
 /// a value.
-pub const OFFERED: [&str; 42] = [
+pub const OFFERED: [&str; 43] = [
     "ro",
     "rw",
     "nosuid",
@@ -191,6 +199,7 @@ pub const OFFERED: [&str; 42] = [
     "attr_timeout=",
     "replay=",
     "workers=",
+    "max_io=",
     "metrics=",
     "auth=psk:",
     "auth=none",
@@ -389,6 +398,7 @@ impl MountPlan {
             ("replay", self.replay_bytes.to_string()),
             ("auth", self.auth.clone().unwrap_or_else(|| "none".to_owned())),
             ("workers", self.workers.to_string()),
+            ("max_io", self.io_bytes.to_string()),
             ("metrics", self.metrics.clone().unwrap_or_else(|| "none".to_owned())),
             ("allow_other", if allow_other { "yes" } else { "no" }.to_owned()),
             ("shared_mmap", if self.shared_mmap { "yes" } else { "no" }.to_owned()),
@@ -493,6 +503,14 @@ impl MountPlan {
             "workers" => {
                 let count = needed()?.parse().ok().filter(|count| *count <= WORKERS_MAX);
                 self.workers = count.ok_or_else(|| wrong("a number up to 64 is needed"))?;
+            }
+            "max_io" => {
+                let bytes =
+                    dray_cache::parse_size(needed()?).and_then(|bytes| u32::try_from(bytes).ok());
+                let bytes =
+                    bytes.filter(|bytes| IO_BYTES.contains(bytes) && bytes.is_multiple_of(4096));
+                self.io_bytes =
+                    bytes.ok_or_else(|| wrong("a multiple of 4K is needed, from 64K to 1M"))?;
             }
             _ if value.is_some() => return Err(unknown(option, key)),
             "remount" => self.remount = true,
@@ -672,6 +690,10 @@ mod tests {
             ("replay=64", "without a unit it is 64 bytes; say 64M, 64K, or 0"),
             ("replay=1048575", "without a unit"),
             ("workers=1000", "up to 64"),
+            ("max_io=32K", "from 64K to 1M"),
+            ("max_io=2M", "from 64K to 1M"),
+            ("max_io=65537", "a multiple of 4K"),
+            ("wsize=131072", "max_io=SIZE"),
         ] {
             let failure = parse(text).unwrap_err();
             assert!(failure.message.contains(hint), "{text}: {}", failure.message);

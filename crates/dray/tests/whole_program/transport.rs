@@ -1,7 +1,7 @@
 //! Which transport a mount takes, what it says about that, and mounts of ordinary users.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{FileExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -57,6 +57,34 @@ fn a_mount_chooses_its_transport_and_says_why() {
     }
     rig.umount(&forced);
     rig.umount(&chosen);
+}
+
+// proves: P347
+#[test]
+fn reads_and_writes_larger_than_max_io_are_several_requests() {
+    if common::skipped() {
+        return;
+    }
+    const SIZE: usize = 512 << 10;
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let (smaller, usual) = (rig.mount("smaller", "max_io=128K"), rig.mount("usual", ""));
+    for (at, requests) in [(&smaller, SIZE / (128 << 10)), (&usual, 1)] {
+        // In memory that begins where a page does. Under strict each call is sent as it is.
+        let mut memory = vec![7u8; SIZE + 4096];
+        let begin = memory.as_ptr().align_offset(4096);
+        let data = &mut memory[begin..begin + SIZE];
+        let file = fs::File::create_new(at.join(format!("{requests}"))).unwrap();
+        file.write_all_at(data, 0).unwrap();
+        data.fill(0);
+        let file = fs::File::open(at.join(format!("{requests}"))).unwrap();
+        file.read_exact_at(data, 0).unwrap();
+        assert!(data.iter().all(|byte| *byte == 7));
+        let ops = &status(&rig, at)["ops"];
+        assert_eq!((&ops["write"], &ops["read"]), (&requests.into(), &requests.into()), "{at:?}");
+    }
+    rig.umount(&smaller);
+    rig.umount(&usual);
 }
 
 /// Context switches of all threads of a process since they began, of its own will.

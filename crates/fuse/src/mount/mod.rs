@@ -37,6 +37,8 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// What may not be done there.
     pub flags: MountFlags,
+    /// The largest read that is one request, bytes ([`Options::io_max_bytes`](crate::Options::io_max_bytes)).
+    pub read_max_bytes: usize,
 }
 
 /// Flags of mount(2) that may also be changed later.
@@ -71,6 +73,7 @@ impl Default for MountOptions {
             default_permissions: false,
             allow_other: false,
             flags: MountFlags::default(),
+            read_max_bytes: IO_MAX_BYTES,
         }
     }
 }
@@ -91,9 +94,10 @@ fn mount_as_root(at: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
     let device = open_device().map_err(without_device)?;
     let mode = mode_at(at)?;
     let mut data = format!(
-        "fd={},rootmode={:o},user_id=0,group_id=0,max_read={IO_MAX_BYTES}",
+        "fd={},rootmode={:o},user_id=0,group_id=0,max_read={}",
         device.as_raw_fd(),
         mode & libc::S_IFMT,
+        options.read_max_bytes,
     );
     let words = [
         (options.default_permissions, ",default_permissions"),
@@ -168,8 +172,9 @@ fn mount_as_user(at: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
     let (ours, theirs) = UnixStream::pair()?;
     set_inherited(&theirs)?;
     let mut list = format!(
-        "fsname={},subtype=dray,max_read={IO_MAX_BYTES}",
+        "fsname={},subtype=dray,max_read={}",
         options.source.replace('\\', "\\\\").replace(',', "\\,"),
+        options.read_max_bytes,
     );
     let words = [
         (options.default_permissions, ",default_permissions"),

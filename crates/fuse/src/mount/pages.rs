@@ -11,6 +11,11 @@ const PIECES: usize = 16;
 /// the kernel makes two requests, between which others come.
 pub(crate) const PAGES_MAX: usize = IO_MAX_BYTES / PAGE_BYTES + PIECES;
 
+/// Pages of one request if its data are at most so many bytes.
+pub(super) fn pages_of(io_bytes: usize) -> u16 {
+    (io_bytes / PAGE_BYTES + PIECES).min(PAGES_MAX) as u16
+}
+
 /// What the kernel allows to mounts that are made from now on, pages (Linux 6.13; 256 before, and as
 /// long as nobody changes it).
 const LIMIT: &str = "/proc/sys/fs/fuse/max_pages_limit";

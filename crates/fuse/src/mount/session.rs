@@ -7,7 +7,7 @@ use std::time::Duration;
 use dray_core::IO_MAX_BYTES;
 
 use crate::mount::device::write_answer;
-use crate::mount::pages::PAGES_MAX;
+use crate::mount::pages::pages_of;
 use crate::options::{Consistency, Options};
 use crate::proto::abi::{self, init, op};
 use crate::proto::reply::header;
@@ -126,7 +126,7 @@ impl Offer {
         let limited = if request_s > 0 { init::REQUEST_TIMEOUT } else { 0 };
         let flags = (wanted(options) | ring | limited | init::INIT_EXT) & offered;
         let session = KernelSession { minor: self.args.minor.min(abi::MINOR), flags };
-        let body = answer(&session, &self.args, request_s);
+        let body = answer(&session, &self.args, (options.io_max_bytes, request_s));
         write_answer(device.as_fd(), &header(self.unique, 0, 64), body.as_slice())?;
         // A death between the two leaves a mount whose successor waits for INIT in vain
         // and gives up: nobody has used it yet.
@@ -181,8 +181,8 @@ fn wanted(options: &Options) -> u64 {
     flags
 }
 
-fn answer(session: &KernelSession, offer: &InitArgs, request_s: u16) -> Small {
-    let pages = if session.has(init::MAX_PAGES) { PAGES_MAX as u16 } else { 32 };
+fn answer(session: &KernelSession, offer: &InitArgs, (io_bytes, request_s): (usize, u16)) -> Small {
+    let pages = if session.has(init::MAX_PAGES) { pages_of(io_bytes) } else { 32 };
     let readahead = offer.readahead_bytes.max(IO_MAX_BYTES as u32);
     Small::new()
         .u32(abi::MAJOR)
@@ -191,7 +191,7 @@ fn answer(session: &KernelSession, offer: &InitArgs, request_s: u16) -> Small {
         .u32(session.flags as u32)
         .u16(BACKGROUND_MAX)
         .u16(CONGESTED)
-        .u32((u32::from(pages) * 4096).min(IO_MAX_BYTES as u32))
+        .u32((u32::from(pages) * 4096).min(io_bytes as u32))
         .u32(1) // times are exact to a nanosecond
         .u16(pages)
         .u16(0)
@@ -238,10 +238,17 @@ mod tests {
         let options = Options { consistency: Consistency::CloseToOpen, ..Options::default() };
         let session = KernelSession { minor: 45, flags: wanted(&options) };
         let offer = InitArgs { major: 7, minor: 45, readahead_bytes: 0, flags: u64::MAX };
-        assert_eq!(answer(&session, &offer, 7).as_slice().len(), 64);
-        assert_eq!(answer(&session, &offer, 7).as_slice()[40..42], [0, 0], "it is not agreed on");
+        assert_eq!(answer(&session, &offer, (IO_MAX_BYTES, 7)).as_slice().len(), 64);
+        assert_eq!(
+            answer(&session, &offer, (IO_MAX_BYTES, 7)).as_slice()[40..42],
+            [0, 0],
+            "it is not agreed on"
+        );
         assert_eq!(session.flag_names().len(), session.flags.count_ones() as usize);
         assert!(!session.has(init::OVER_IO_URING));
+        let smaller = answer(&session, &offer, (128 << 10, 7));
+        assert_eq!(smaller.as_slice()[20..24], (128u32 << 10).to_ne_bytes(), "`max_write`");
+        assert_eq!(smaller.as_slice()[28..30], (32u16 + 16).to_ne_bytes(), "`max_pages`");
     }
 
     /// Mounts whose server was away, or whose locks were waited for, for longer than the machine's
@@ -253,6 +260,9 @@ mod tests {
         let session = KernelSession { minor: 45, flags: init::REQUEST_TIMEOUT };
         let offer = InitArgs { major: 7, minor: 45, readahead_bytes: 0, flags: u64::MAX };
         // `request_timeout` of `struct fuse_init_out` (linux/fuse.h).
-        assert_eq!(answer(&session, &offer, 0x1234).as_slice()[40..42], 0x1234u16.to_ne_bytes());
+        assert_eq!(
+            answer(&session, &offer, (IO_MAX_BYTES, 0x1234)).as_slice()[40..42],
+            0x1234u16.to_ne_bytes()
+        );
     }
 }
