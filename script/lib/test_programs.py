@@ -6,15 +6,15 @@ WITHOUT names programs that are left to others, with commas between. COMMAND get
 its last arguments. A program that is made of many files (`tests/NAME/main.rs`) runs file by file, each
 in a process of its own: linking such files together saves time, and their tests still share nothing.
 Those that take longest begin first, and those that measure run alone when the others have ended.
-What a program says is printed when it has ended, below the line by which cargo announces it. Exits 1
-if one has failed.
+What a program says is printed when it has ended, below the line by which cargo announces it. The last lines have
+the time of each, and what it computed for, with the processes that it waited for. Exits 1 if one has failed.
 """
 
 import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from os import environ, path
+from os import environ, path, wait4, waitstatus_to_exitcode
 from time import monotonic
 
 
@@ -87,22 +87,27 @@ def check_names(names):
 
 
 def run(command, name, program, arguments, package):
-    """As cargo would: in the package's directory. Returns what it said, whether it passed, and its time."""
+    """As cargo would: in the package's directory. Returns what it said, whether it passed, and (time, time of
+    CPUs, name)."""
     start = monotonic()
-    done = subprocess.run(
+    process = subprocess.Popen(
         [*command, program, "--show-output", *arguments],
         cwd=package,
         env={**environ, "CARGO_MANIFEST_DIR": package},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        check=False,
     )
-    said = f"     Running {title(program, arguments)}\n{done.stdout.decode(errors='replace')}"
-    if done.returncode != 0:
-        said += f"error: {path.basename(title(program, arguments))} ended with {done.returncode}\n"
-    seconds = monotonic() - start
-    return said + f"       Ended after {seconds:.1f} s\n", done.returncode == 0, (seconds, name)
+    with process.stdout as output:
+        output = output.read()
+    _, status, used = wait4(process.pid, 0)
+    process.returncode = waitstatus_to_exitcode(status)
+    said = f"     Running {title(program, arguments)}\n{output.decode(errors='replace')}"
+    if process.returncode != 0:
+        said += f"error: {path.basename(title(program, arguments))} ended with {process.returncode}\n"
+    seconds, cpu_seconds = monotonic() - start, used.ru_utime + used.ru_stime
+    said += f"       Ended after {seconds:.1f} s, {cpu_seconds:.1f} s of CPU\n"
+    return said, process.returncode == 0, (seconds, cpu_seconds, name)
 
 
 def run_all(jobs, command, every):
@@ -126,9 +131,11 @@ def main():
     check_names({part[0] for part in every})
     together = run_all(jobs, command, [part for part in every if part[0] not in ALONE])
     alone = run_all(1, command, [part for part in every if part[0] in ALONE])
-    print(f"Longest of those that took {monotonic() - start:.0f} s, {jobs} at a time:")
-    for seconds, name in sorted(together[1] + alone[1], reverse=True)[:SHOWN]:
-        print(f"{seconds:8.1f} s  {name}")
+    times = sorted(together[1] + alone[1], reverse=True)
+    computed = sum(cpu_seconds for _, cpu_seconds, _ in times)
+    print(f"Longest of those that took {monotonic() - start:.0f} s, {jobs} at a time, and {computed:.0f} s of CPU:")
+    for seconds, cpu_seconds, name in times[:SHOWN]:
+        print(f"{seconds:8.1f} s {cpu_seconds:6.1f} s of CPU  {name}")
     sys.exit(0 if together[0] and alone[0] else 1)
 
 
