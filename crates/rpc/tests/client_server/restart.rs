@@ -15,6 +15,7 @@ use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::client::RemoteFs;
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions, StateLoss};
 use dray_rt::{Scope, random_u64, sleep};
+use dray_testkit::fixture::seeds;
 
 fn name(text: &str) -> &Name {
     Name::new(text.as_bytes()).unwrap()
@@ -138,8 +139,8 @@ async fn work(fs: &RemoteFs, rounds: u32) {
 // proves: P80
 #[test]
 fn changes_are_applied_once_over_deaths_of_the_server() {
-    let mut kills = 0;
-    for seed in 0..60 {
+    let (mut kills, seeds) = (0, seeds(25));
+    for seed in seeds.clone() {
         kills += simulate(seed, async {
             let network = Network::new();
             let machine = Machine::start(&network).await;
@@ -153,7 +154,7 @@ fn changes_are_applied_once_over_deaths_of_the_server() {
             torment.await.unwrap()
         });
     }
-    assert!(kills > 1000, "only {kills} kills: the test tests nothing");
+    assert!(kills > 16 * seeds.end, "only {kills} kills: the test tests nothing");
 }
 
 /// One client puts a file, another removes it as soon as it is there. The file must not come back,
@@ -161,8 +162,8 @@ fn changes_are_applied_once_over_deaths_of_the_server() {
 // proves: P87
 #[test]
 fn a_put_happens_once_over_server_restarts() {
-    let mut kills = 0;
-    for seed in 0..50 {
+    let (mut kills, seeds) = (0, seeds(20));
+    for seed in seeds.clone() {
         kills += simulate(seed, async {
             let network = Network::new();
             let machine = Machine::start(&network).await;
@@ -191,7 +192,7 @@ fn a_put_happens_once_over_server_restarts() {
             torment.await.unwrap()
         });
     }
-    assert!(kills > 200, "only {kills} kills: the test tests nothing");
+    assert!(kills > 4 * seeds.end, "only {kills} kills: the test tests nothing");
 }
 
 /// One client puts a file, another appends to it as soon as it is there. After a crash it must be

@@ -17,8 +17,9 @@ use dray_rpc::server::{
     Export, ExportDefinition, MemoryJournal, Sabotage, Server, ServerOptions, StateLoss,
 };
 use dray_rt::{ExecutorHandle, Scope, random_u64, sleep};
+use dray_testkit::fixture::seeds;
 
-use self::run::{Clients, Servers, run, seeds, simulated};
+use self::run::{Clients, Servers, run, simulated};
 use crate::site::placement_over;
 
 pub const SERVERS: usize = 3;

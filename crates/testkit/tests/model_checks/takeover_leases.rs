@@ -21,8 +21,9 @@ use dray_rpc::server::{
 };
 use dray_rt::sync::Notify;
 use dray_rt::{ExecutorHandle, Scope, sleep, timeout};
+use dray_testkit::fixture::seeds;
 
-use crate::placed_leases::run::{Clients, Servers, run, seeds, simulated};
+use crate::placed_leases::run::{Clients, Servers, run, simulated};
 use crate::placed_leases::{CLIENTS, SERVERS, death_in_one_run_of_two, definition, disk, pick};
 use crate::site::placement_over;
 

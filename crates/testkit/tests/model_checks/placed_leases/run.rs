@@ -132,9 +132,3 @@ where
     let ran = executor.try_block_on(async { run().await });
     ran.unwrap_or_else(|| Err("everybody waits for ever".into()))
 }
-
-/// From 0 on, as many as `DRAY_SEEDS` says.
-pub fn seeds(default: u64) -> std::ops::Range<u64> {
-    let more = std::env::var("DRAY_SEEDS").ok().and_then(|count| count.parse().ok());
-    0..more.unwrap_or(default)
-}

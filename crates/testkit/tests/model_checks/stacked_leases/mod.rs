@@ -20,6 +20,7 @@ use dray_rpc::client::{ClientOptions, ClientSession, LeaseWish, RemoteFs, Sessio
 use dray_rpc::server::{Export, MemoryJournal, Sabotage, Server, ServerOptions, StateLoss};
 use dray_rt::sync::oneshot;
 use dray_rt::{DriverKind, Executor, ExecutorHandle, Scope, random_u64, sleep, timeout};
+use dray_testkit::fixture::seeds;
 use dray_testkit::simulator::{HistoryEvent, linearizable_from};
 
 /// Two are clients of the server between, the last one of the server above.
@@ -528,11 +529,6 @@ fn simulate(seed: u64, broken: Broken) -> Result<u64, String> {
     let mut executor = Executor::new(DriverKind::Simulated { seed }).unwrap();
     let ran = executor.try_block_on(async { run(broken).await });
     ran.unwrap_or_else(|| Err("everybody waits for ever".into()))
-}
-
-fn seeds(default: u64) -> std::ops::Range<u64> {
-    let more = std::env::var("DRAY_SEEDS").ok().and_then(|count| count.parse().ok());
-    0..more.unwrap_or(default)
 }
 
 // proves: P329, P330, P331
