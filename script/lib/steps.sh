@@ -107,7 +107,7 @@ step_unit() {
     need_for_tests
     with_rings
     # What computes is the step `simulator`.
-    run_test_programs "$(IFS=,; echo "${simulations[*]}")" test --workspace --no-run
+    run_test_programs "$(IFS=,; echo "${simulations[*]}")" "${unoptimised[@]}"
 }
 
 # A test program that hangs is ended, and named, while the others still run.
@@ -130,9 +130,17 @@ run_test_programs() {
 # `sabotage` of the simulations, and nothing that makes use of it. It is for tests only.
 optimised=(build --profile ci -p dray -p dray-testkit --bin dray "${simulations[@]/#/--test=}")
 
-# What later steps run. Compiled once, then kept in target/.
+# All other tests. Optimised they would take four times as long to compile, and they mostly wait. The profile is
+# the same, so that they share the crates of others, a tenth of what a clean run compiles.
+unoptimised=(test --profile ci --config 'profile.ci.opt-level=0' --workspace --no-run)
+
+make_tests() { cargo "${unoptimised[@]}" --locked; }
+
+# What later steps run. Compiled once, then kept in target/. `cargo` leaves the program that it has made last
+# under its name: this is the optimised one, and tests have the other.
 step_build() {
     cargo "${optimised[@]}" --locked
+    [ -n "${given_binary:-}" ] || install -D "$target/ci/dray" "$DRAY"
     install_tool pjdfstest 0.2.2
     install_tool fsx 0.3.2
 }
@@ -172,7 +180,7 @@ step_mounts() {
     need e2fsprogs || echo "e2fsprogs are missing: tests may fail"
     with_rings
     # Mounts wait for servers and for leases, and use a third of two CPUs.
-    DRAY_BINARY=$DRAY RUST_TEST_THREADS=$((3 * $(nproc))) run_test_programs "" test --workspace --test mounts --no-run
+    DRAY_BINARY=$DRAY RUST_TEST_THREADS=$((3 * $(nproc))) run_test_programs "" "${unoptimised[@]}" --test mounts
 }
 
 step_fuzz() { script/fuzz --smoke; }
