@@ -14,7 +14,7 @@ bench_leases() {
     local port
     port=$(free_port $((17500 + RANDOM % 2000)))
     mkdir -m 777 "$STORE/data"
-    start_dray_server "$port" "$STORE/data" leases,write_leases
+    start_dray_server "$port" "$STORE/data" leases,write_leases,lock_leases
     # On one transport, whatever the machine has switched on.
     mount_dray "$port" "$WORK/strict" leases=no,transport=classic
     mount_dray "$port" "$WORK/strict2" leases=no,transport=classic

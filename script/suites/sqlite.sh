@@ -8,6 +8,8 @@ transport=${1:-classic}
 need python3 || { begin sqlite; skip all "python3 cannot be installed"; exit 0; }
 begin sqlite
 store 200
+# What one mount alone locks it decides on by itself. Over two mounts the locks go to and fro.
+export_options=,leases,lock_leases
 serve
 mount_at mnt
 mount_at twin

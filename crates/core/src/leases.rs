@@ -20,7 +20,9 @@ impl LeaseKinds {
     /// The right to keep what is written to a file, for a while: data, size and times of change. One session has
     /// it (ADR 0053).
     pub const WRITE: LeaseKinds = LeaseKinds(4);
-    /// Every kind.
+    /// The right to decide on the fcntl locks of a file. One session has it (ADR 0064).
+    pub const LOCKS: LeaseKinds = LeaseKinds(8);
+    /// Every kind that a change of a file can break.
     pub const ALL: LeaseKinds = LeaseKinds(7);
 
     /// A number for the set.
@@ -30,7 +32,11 @@ impl LeaseKinds {
 
     /// Back from [`LeaseKinds::bits`]; none if the number has bits that are no kind.
     pub const fn from_bits(bits: u8) -> Option<LeaseKinds> {
-        if bits & !LeaseKinds::ALL.0 == 0 { Some(LeaseKinds(bits)) } else { None }
+        if bits & !(LeaseKinds::ALL.0 | LeaseKinds::LOCKS.0) == 0 {
+            Some(LeaseKinds(bits))
+        } else {
+            None
+        }
     }
 
     /// Whether all of `kinds` are in this set.
@@ -67,6 +73,7 @@ impl fmt::Debug for LeaseKinds {
             (LeaseKinds::ATTRIBUTES, "attributes"),
             (LeaseKinds::NAMES, "names"),
             (LeaseKinds::WRITE, "write"),
+            (LeaseKinds::LOCKS, "locks"),
         ];
         let shown = kinds.into_iter().filter(|(kind, _)| self.contains(*kind));
         f.debug_set().entries(shown.map(|(_, name)| name)).finish()
@@ -168,10 +175,10 @@ mod tests {
         assert!(both.contains(LeaseKinds::NAMES) && both | LeaseKinds::WRITE == LeaseKinds::ALL);
         assert!(!LeaseKinds::NAMES.contains(both) && LeaseKinds::NONE.is_empty());
         assert_eq!(both.without(LeaseKinds::NAMES), LeaseKinds::ATTRIBUTES);
-        for bits in 0..=7 {
+        for bits in 0..=15 {
             assert_eq!(LeaseKinds::from_bits(bits).map(LeaseKinds::bits), Some(bits));
         }
-        assert_eq!(LeaseKinds::from_bits(8), None);
+        assert_eq!(LeaseKinds::from_bits(16), None);
     }
 
     #[test]

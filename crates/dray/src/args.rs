@@ -233,6 +233,8 @@ pub struct ServeArgs {
     ///                         it; only if nothing but this server changes
     ///                         the files (dray-serve(8)) [default: no]
     ///   write_leases[=yes|no] lease writes, too [default: no]
+    ///   lock_leases[=yes|no]  let a mount decide on fcntl(2) locks by itself
+    ///                         as long as it alone uses them [default: no]
     ///   direct                pass O_DIRECT on to the file system below
     ///   inline=auto|always|never
     ///                         whether calls to it are made by the threads

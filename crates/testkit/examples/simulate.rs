@@ -58,8 +58,8 @@ fn wrapped(text: &str) -> String {
 }
 
 /// Kinds that seeds do not choose from.
-const BESIDE: [WorkloadKind; 3] =
-    [WorkloadKind::Interleaved, WorkloadKind::Leased, WorkloadKind::Kept];
+const BESIDE: [WorkloadKind; 4] =
+    [WorkloadKind::Interleaved, WorkloadKind::Leased, WorkloadKind::Locked, WorkloadKind::Kept];
 
 /// A client leaves, and the power is lost: a kind of run of its own.
 const LEAVING: &str = "leaving";
@@ -78,7 +78,7 @@ struct Wanted {
     log: bool,
 }
 
-const SABOTAGES: [(&str, Sabotage); 39] = [
+const SABOTAGES: [(&str, Sabotage); 40] = [
     ("fence", Sabotage::ConnectionFence),
     ("locks", Sabotage::Locks),
     ("closes", Sabotage::Closes),
@@ -115,6 +115,7 @@ const SABOTAGES: [(&str, Sabotage); 39] = [
     ("lease-restart", Sabotage::LeaseRestart),
     ("lease-notes", Sabotage::LeaseNotes),
     ("lease-room", Sabotage::LeaseRoom),
+    ("lock-lease-recalls", Sabotage::LockLeaseRecalls),
     ("write-lease-recalls", Sabotage::WriteLeaseRecalls),
     ("write-lease-restart", Sabotage::WriteLeaseRestart),
     ("dirty-over-newer", Sabotage::DirtyOverNewer),

@@ -64,7 +64,8 @@ impl Rig {
     fn new(binary: &OsString, served: &Path, options: &str, mounts: usize) -> Rig {
         let dir = TempDir::new("mounts").expect("a temporary directory");
         let socket = dir.path().join("socket");
-        let export = format!("test={},squash=none,leases,write_leases", served.display());
+        let export =
+            format!("test={},squash=none,leases,write_leases,lock_leases", served.display());
         let mut server = Command::new(binary);
         server.arg("serve").args(["--export", &export]);
         server.arg("--listen").arg(format!("unix://{}", socket.display()));

@@ -149,6 +149,12 @@ fn what_is_asked_back_to_make_room_and_leased_anew() {
     found_out(Sabotage::LeaseRoom, &LEASED, "no order");
 }
 
+// proves: P336
+#[test]
+fn leases_on_locks_that_are_not_asked_back() {
+    found_out(Sabotage::LockLeaseRecalls, &[Run::Of(WorkloadKind::Locked)], "");
+}
+
 const KEPT: [Run; 1] = [Run::Of(WorkloadKind::Kept)];
 
 // proves: P257

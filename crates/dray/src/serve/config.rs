@@ -86,6 +86,7 @@ pub struct ExportTable {
     insecure: bool,
     leases: bool,
     write_leases: bool,
+    lock_leases: bool,
     read_ahead: Option<String>,
     merge_writes: Option<String>,
     audit: Option<AuditTable>,
@@ -295,6 +296,7 @@ impl ExportTable {
         plan.insecure = self.insecure;
         plan.leases = self.leases;
         plan.write_leases = self.write_leases;
+        plan.lock_leases = self.lock_leases;
         for (key, value) in [("read_ahead", &self.read_ahead), ("merge_writes", &self.merge_writes)]
         {
             let value = value.as_deref().unwrap_or("no");

@@ -37,6 +37,7 @@ pub struct ExportPlan {
     pub leases: bool,
     /// Writes are leased, too.
     pub write_leases: bool,
+    pub lock_leases: bool,
     /// The kind of what serves it.
     pub backend: &'static dyn BackendKind,
     /// Where its files are.
@@ -50,7 +51,7 @@ pub struct ExportPlan {
 }
 
 /// Options of all exports on the command line, for slips of the pen. Backends have further ones.
-const OPTIONS: [&str; 11] = [
+const OPTIONS: [&str; 12] = [
     "ro",
     "rw",
     "squash",
@@ -61,6 +62,7 @@ const OPTIONS: [&str; 11] = [
     "insecure",
     "leases",
     "write_leases",
+    "lock_leases",
     "backend",
 ];
 
@@ -98,6 +100,7 @@ impl ExportPlan {
             insecure: false,
             leases: false,
             write_leases: false,
+            lock_leases: false,
             aggregation: AggregationPlan::default(),
             audit: AuditPlan::default(),
         })
@@ -140,6 +143,7 @@ pub struct UnconfiguredExport {
     pub insecure: bool,
     pub leases: bool,
     pub write_leases: bool,
+    pub lock_leases: bool,
     pub aggregation: AggregationPlan,
     pub audit: AuditPlan,
 }
@@ -157,6 +161,7 @@ impl UnconfiguredExport {
             insecure,
             leases,
             write_leases,
+            lock_leases,
             aggregation,
             audit,
         } = self;
@@ -167,9 +172,12 @@ impl UnconfiguredExport {
                 format!("{}{meant}", wrong.what)
             })?;
         let forwards = forward::is_target(&dir);
-        if write_leases && forwards {
-            let why = "write_leases: an export that is forwarded leases no writes; leave it out";
-            return Err(why.into());
+        for (wanted, what) in [(write_leases, "write"), (lock_leases, "lock")] {
+            if wanted && forwards {
+                return Err(format!(
+                    "{what}_leases: an export that is forwarded leases no {what}s; leave it out"
+                ));
+            }
         }
         if leases && forwards && aggregation.read_ahead_bytes > 0 {
             let why = "leases and read_ahead do not go together where an export is forwarded: leave one of \
@@ -179,8 +187,10 @@ impl UnconfiguredExport {
         if leases && aggregation.merge_bytes > 0 {
             return Err("leases and merge_writes do not go together: leave one of them out".into());
         }
-        if write_leases && !leases {
-            return Err("write_leases: it needs leases, too".into());
+        for (wanted, key) in [(write_leases, "write_leases"), (lock_leases, "lock_leases")] {
+            if wanted && !leases {
+                return Err(format!("{key}: it needs leases, too"));
+            }
         }
         let projection = None; // of those in a file of projections
         Ok(ExportPlan {
@@ -192,6 +202,7 @@ impl UnconfiguredExport {
             insecure,
             leases,
             write_leases,
+            lock_leases,
             backend,
             source,
             aggregation,
@@ -241,6 +252,10 @@ impl UnconfiguredExport {
                 "write_leases" => {
                     let value = if part.contains('=') { value } else { "yes" };
                     self.write_leases = yes_or_no(key, value).map_err(|what| wrong(&what))?;
+                }
+                "lock_leases" => {
+                    let value = if part.contains('=') { value } else { "yes" };
+                    self.lock_leases = yes_or_no(key, value).map_err(|what| wrong(&what))?;
                 }
                 "backend" if part.contains('=') => {} // it has been heeded
                 _ if AGGREGATION_OPTIONS.contains(&key) => {
@@ -373,6 +388,7 @@ mod tests {
         assert!(parse("a=dray://b/x,leases").unwrap().leases);
         for (options, says) in [
             ("leases,write_leases", "leases no writes"),
+            ("leases,lock_leases", "leases no locks"),
             ("leases,read_ahead=8M", "read_ahead do not go together where"),
             ("leases,merge_writes=64M", "merge_writes do not go together"),
         ] {

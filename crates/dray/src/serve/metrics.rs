@@ -199,7 +199,7 @@ fn leases(exports: &[(String, LeaseStatus)], text: &mut String) {
         return;
     }
     type Value = fn(&LeaseStatus) -> u64;
-    let values: [(&str, &str, MetricKind, Value); 6] = [
+    let values: [(&str, &str, MetricKind, Value); 7] = [
         ("leases", "Files leased to clients.", Gauge, |leases| leases.held as u64),
         (
             "write_leases",
@@ -207,6 +207,9 @@ fn leases(exports: &[(String, LeaseStatus)], text: &mut String) {
             Gauge,
             |leases| leases.written as u64,
         ),
+        ("lock_leases", "Files on whose locks a client decides.", Gauge, |leases| {
+            leases.locks as u64
+        }),
         ("lease_recalls_total", "Recalls sent to clients.", Counter, |leases| leases.recalls),
         ("lease_recalls_acknowledged_total", "Recalls that clients answered.", Counter, |leases| {
             leases.acknowledged

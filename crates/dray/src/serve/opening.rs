@@ -349,6 +349,7 @@ impl ExportOpener {
         export.insecure = plan.insecure;
         export.leases = plan.leases;
         export.write_leases = plan.write_leases;
+        export.lock_leases = plan.lock_leases;
         export.writes_late = plan.aggregation.merge_bytes > 0;
         export.one_user = matches!(plan.squash, Squash::All(..));
         export.squashes = plan.squash != Squash::None;

@@ -250,6 +250,7 @@ fn lease_counts(leases: &LeaseStatus) -> Value {
     json!({
         "held": leases.held,
         "written": leases.written,
+        "locks": leases.locks,
         "recalls": leases.recalls,
         "acknowledged": leases.acknowledged,
         "expired": leases.expired,

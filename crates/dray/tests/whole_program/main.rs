@@ -27,6 +27,7 @@ mod keyless;
 mod leases;
 mod leases_outside;
 mod limits;
+mod lock_leases;
 mod mappings;
 mod memory;
 mod memory_export;

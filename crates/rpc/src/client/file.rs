@@ -204,7 +204,7 @@ impl RemoteFile {
     }
 
     /// Waits for no longer than a call may. Errors: those of the wait, `EHOSTDOWN`.
-    pub(super) async fn within_limit(&self, wait: impl Future<Output = Result<()>>) -> Result<()> {
+    pub(super) async fn within_limit<T>(&self, wait: impl Future<Output = Result<T>>) -> Result<T> {
         let Some(limit) = self.session.link.options.timeout else { return wait.await };
         timeout(limit, wait).await.unwrap_or_else(|_| {
             let late = Error::retry(Errno::EHOSTDOWN);
@@ -499,7 +499,7 @@ impl OpenFile for RemoteFile {
     }
 
     fn test_lock<'a>(&'a self, cx: &'a Context, lock: Lock) -> Fut<'a, Result<Option<Lock>>> {
-        Box::pin(self.ask(cx, Call::TestLock { handle: self.handle, lock }))
+        Box::pin(self.look_for_lock(cx, lock))
     }
 
     fn get_flags<'a>(&'a self, cx: &'a Context) -> Fut<'a, Result<u32>> {
@@ -571,6 +571,11 @@ impl RemoteFile {
 
     async fn close_at_server(&self, cx: &Context) -> Result<()> {
         let link = &self.session.link;
+        let back = async { link.let_lock_lease_go(self.session.channel()?, self.handle).await };
+        if self.within_limit(back).await.is_err() {
+            link.close_later(&self.session, self.handle);
+            return Ok(());
+        }
         // A flush reports errors of writing: no caller needs the answer to the close.
         let one_way = !link.held.concerns(self.handle);
         let parted = async {

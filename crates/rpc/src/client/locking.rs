@@ -12,8 +12,9 @@ use dray_rt::sleep;
 
 use crate::client::channel::LockWait;
 use crate::client::file::RemoteFile;
+use crate::client::holdings::lock_leases::{LockCallUnderWay, LockDecision};
 use crate::client::holdings::locks::HeldLock;
-use crate::wire::Call;
+use crate::wire::{Call, LockPurpose};
 
 /// How soon a lock is asked for again that cannot be waited for at the server; doubled each
 /// time up to the last.
@@ -30,14 +31,20 @@ impl RemoteFile {
         let cx = other.as_ref().unwrap_or(cx);
         self.within_limit(link.held.clear(cx, self.id)).await?;
         link.held.admit(&lock)?;
+        let held = HeldLock { handle, id: self.id, how: self.how, lock };
+        let Some(mut under_way) = self.decide_on_lock(cx, &held, wait).await? else {
+            return Ok(());
+        };
         // A lock that is released is not reclaimed, whether or not the answer comes: another client
         // may have it by then.
         link.held.given_up(self.id, lock);
-        let held = HeldLock { handle, id: self.id, how: self.how, lock };
         let mut look = LOOK_FIRST;
         loop {
-            let place = if wait { self.place_to_wait()? } else { None };
-            let call = Call::Lock { handle, lock, wait: place.is_some(), reclaim: false };
+            // Who asks for a lease keeps others of this mount from the locks of the file, and does not wait.
+            let asks = under_way.asks();
+            let place = if wait && !asks { self.place_to_wait()? } else { None };
+            let purpose = if asks { LockPurpose::AskForLease } else { LockPurpose::Program };
+            let call = Call::Lock { handle, lock, wait: place.is_some(), purpose };
             let asked = self.send::<()>(cx, &call, None, (None, None)).await;
             // A caller that is refused another kind of flock, or gives up waiting for it, has none
             // any more: the former one went first.
@@ -54,6 +61,10 @@ impl RemoteFile {
                 link.undo_lock(self.session.channel()?, handle, (self.id, lock));
             }
             let had = asked.as_ref().is_err_and(|error| error.errno() == Errno::EAGAIN);
+            if had && wait && asks {
+                under_way.asks_no_more();
+                continue;
+            }
             if had && wait && place.is_none() {
                 pause(cx, look).await?;
                 look = (look * 2).min(LOOK_LAST);
@@ -61,10 +72,52 @@ impl RemoteFile {
             }
             // On another connection the server's next epoch may have been met before the
             // answer of the last one was read here.
-            if link.held.granted(held, asked?.1.session_state) {
+            let made = asked?.1;
+            if link.held.granted(held, made.session_state) {
+                if made.write_lease.is_some() {
+                    under_way.leased();
+                }
                 return Ok(());
             }
         }
+    }
+
+    /// Takes a lock under a lease. Where the server has to be asked, it has the lease back, and the call for that is
+    /// answered. Errors: those of a lock.
+    async fn decide_on_lock(
+        &self,
+        cx: &Context,
+        held: &HeldLock,
+        wait: bool,
+    ) -> Result<Option<LockCallUnderWay>> {
+        let link = &self.session.link;
+        loop {
+            self.within_limit(link.held.check(cx, self.handle)).await?;
+            let how = (wait, link.leases.are_believed());
+            match self.within_limit(link.held.decide(cx, held, how)).await? {
+                LockDecision::GiveBack => {
+                    link.give_back_lock_lease(self.session.channel()?, self.id);
+                }
+                LockDecision::Decided(outcome) => return outcome.map(|()| None),
+                LockDecision::AsksServer(call) => return Ok(Some(call)),
+            }
+        }
+    }
+
+    /// The first lock that stands in the way of one.
+    pub(super) async fn look_for_lock(&self, cx: &Context, lock: Lock) -> Result<Option<Lock>> {
+        let link = &self.session.link;
+        let lock_of_owner = Lock { owner: link.owner_of(cx, lock.owner), ..lock };
+        let held =
+            HeldLock { handle: self.handle, id: self.id, how: self.how, lock: lock_of_owner };
+        self.within_limit(link.held.check(cx, self.handle)).await?;
+        if link.held.is_free(&held, link.leases.are_believed()).is_some() {
+            return Ok(None);
+        }
+        // What is decided here is not known there.
+        link.give_back_lock_lease(self.session.channel()?, self.id);
+        self.within_limit(link.held.lock_lease_back(cx, self.id)).await?;
+        self.ask(cx, Call::TestLock { handle: self.handle, lock }).await
     }
 
     /// Releases the fcntl locks of `owner`, which has closed a descriptor of the file. They count
@@ -75,10 +128,16 @@ impl RemoteFile {
         let other = for_owner(cx, owner);
         let cx = other.as_ref().unwrap_or(cx);
         let clear = self.within_limit(link.held.clear(cx, self.id)).await;
+        let decision = link.held.decide_on_close(cx, (self.id, owner));
+        let clear = match (clear, self.within_limit(decision).await) {
+            (Ok(()), Ok(None)) => return Ok(()),
+            (Ok(()), Ok(Some(call))) => Ok(call),
+            (Err(error), _) | (_, Err(error)) => Err(error),
+        };
         link.held.flushed(self.id, owner);
         let call = Call::Flush { handle: self.handle, owner };
         let asked = match clear {
-            Ok(()) => self.ask::<()>(cx, call).await,
+            Ok(_under_way) => self.ask::<()>(cx, call).await,
             Err(error) => Err(error),
         };
         if asked.is_err() {

@@ -9,7 +9,7 @@ use dray_core::{
 
 use crate::server::reply::Reply;
 use crate::server::session::ServerSession;
-use crate::wire::Call;
+use crate::wire::{Call, LockPurpose};
 
 /// How a put opens the file that it makes or replaces.
 const PUT_OPEN: OpenHow = OpenHow::new(libc::O_WRONLY | libc::O_TRUNC);
@@ -203,7 +203,8 @@ fn parts<'a>(
         | Call::GetXflags { handle }
         | Call::SetXflags { handle, .. }
         | Call::Close { handle } => of(handle),
-        Call::Lock { reclaim: true, .. } => None, // a recovery
+        Call::Lock { purpose: LockPurpose::Reclaim, .. } => None, // a recovery
+        Call::Lock { purpose, .. } if purpose.gives_back() => None, // the program was answered before
         Call::Lock { handle, .. } => of(handle),
         Call::Recover { .. } | Call::Redo { .. } | Call::Reopen { .. } | Call::Declare { .. } => {
             None

@@ -84,6 +84,9 @@ pub struct Export {
     /// Whether clients may keep what they write for a while, of files that nobody else looks at. `leases` has to be
     /// on, too.
     pub write_leases: bool,
+    /// Whether a client may decide on the fcntl locks of files by itself, as long as no other one uses them. `leases` has to
+    /// be on, too.
+    pub lock_leases: bool,
     /// What servers above lease to the file system, if it is their client and leases that on. Then nothing else is
     /// leased, and no writes.
     pub upper_leases: Option<Arc<dyn UpperLeases>>,
@@ -149,6 +152,7 @@ impl Export {
             leases: false,
             outside: Arc::default(),
             write_leases: false,
+            lock_leases: false,
             upper_leases: None,
             lease_table: None,
             leased_to_anybody: false,
@@ -177,10 +181,17 @@ impl Export {
     pub(super) fn within(self, options: &ServerOptions) -> Export {
         let held = self.definition.is_some().then_some(options.hold_time);
         // Beside other servers a change is not seen by the one that leases.
-        let writes = self.write_leases && self.definition.is_none() && self.upper_leases.is_none();
+        let alone = self.definition.is_none() && self.upper_leases.is_none();
+        let writes = self.write_leases && alone;
+        // Another server could take the export over, and knows nothing of these.
+        let locks = self.lock_leases && alone && self.lease.is_none();
+        // A client believes in a lease for no longer than in its session.
+        let locks = locks && options.lease >= options.lease_term + options.lease_term / 10;
         let upper = self.upper_leases.clone();
         let table = || {
-            let table = LeaseTable::new(options, writes).of_several_servers(held);
+            let table = LeaseTable::new(options, writes)
+                .with_locks(options, locks)
+                .of_several_servers(held);
             Arc::new(table.with_upper(upper, options))
         };
         Export {

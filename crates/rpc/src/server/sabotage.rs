@@ -106,6 +106,8 @@ pub enum Sabotage {
     UpperNamed,
     /// Write leases are not asked back.
     WriteLeaseRecalls,
+    /// Leases on locks are not asked back.
+    LockLeaseRecalls,
     /// What a client kept is written whatever the file is by then.
     DirtyOverNewer,
     /// After its start a server does not wait for what clients have kept.

@@ -32,7 +32,7 @@ use crate::server::status::jobs::Questions;
 use crate::server::watchers::PendingNotifications;
 use crate::wire::{
     FEATURE_CHANGED_FILES, FEATURE_CHANGES, FEATURE_JOBS, FEATURE_LEASES, FEATURE_LEASES_ON,
-    FEATURE_STAMPS, FEATURE_TICKETS, FEATURE_WRITE_LEASES, Ticket,
+    FEATURE_LOCK_LEASES, FEATURE_STAMPS, FEATURE_TICKETS, FEATURE_WRITE_LEASES, Ticket,
 };
 
 pub(crate) use under_way::{SlottedChange, UnslottedCall};
@@ -117,6 +117,8 @@ struct State {
     owners: locks::Owners,
     /// Open files through which flock locks were taken.
     flocks: BTreeSet<u64>,
+    /// Files on whose fcntl locks the client decides.
+    lock_leases: BTreeSet<FileId>,
     /// The client may reclaim locks of an earlier server epoch.
     reclaim_pending: bool,
     /// Wakers of calls that wait for calls of connections that are gone.
@@ -178,6 +180,12 @@ impl ServerSession {
     /// Whether the client may keep what it writes under write leases.
     pub(crate) fn keeps_writes(&self) -> bool {
         let wanted = FEATURE_LEASES | FEATURE_WRITE_LEASES;
+        self.features.load(Ordering::Relaxed) & wanted == wanted
+    }
+
+    /// Whether the client may decide on locks of files by itself.
+    pub(crate) fn keeps_locks(&self) -> bool {
+        let wanted = FEATURE_LEASES | FEATURE_LOCK_LEASES;
         self.features.load(Ordering::Relaxed) & wanted == wanted
     }
 

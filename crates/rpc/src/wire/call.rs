@@ -6,6 +6,7 @@ use dray_core::{
 };
 
 use crate::wire::codec::{Input, Malformed, Wire};
+use crate::wire::lock_purpose::LockPurpose;
 use crate::wire::stamp::Change;
 use crate::wire::ticket::Ticket;
 use crate::wire::write_back::WriteBase;
@@ -81,8 +82,7 @@ calls! {
     Allocate { handle: u64, what: Allocate },
     Seek { handle: u64, at: u64, what: Seek },
     CopyRange { handle: u64, at: u64, to: u64, to_at: u64, len_bytes: u64 },
-    /// `reclaim`: the lock was held before the server lost its state.
-    Lock { handle: u64, lock: Lock, wait: bool, reclaim: bool },
+    Lock { handle: u64, lock: Lock, wait: bool, purpose: LockPurpose },
     TestLock { handle: u64, lock: Lock },
     GetFlags { handle: u64 },
     SetFlags { handle: u64, flags: u32 },

@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn what_is_no_name_and_no_kind_is_malformed() {
-        for (kinds, name) in [(2u8, &b"a/b"[..]), (2, b""), (8, b"a")] {
+        for (kinds, name) in [(2u8, &b"a/b"[..]), (2, b""), (16, b"a")] {
             let mut message = Vec::new();
             (7u64, (FileId { ino: 1, generation: 2 }, kinds)).put(&mut message);
             Some(name).put(&mut message);

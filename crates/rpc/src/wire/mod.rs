@@ -14,6 +14,7 @@ mod head;
 mod hello;
 mod jobs;
 mod leases;
+mod lock_purpose;
 mod operations;
 mod replica;
 mod reply;
@@ -38,6 +39,7 @@ pub use head::{CallHead, Kind, NO_SLOT, NotifyHead, peek_kind, peek_tag, peek_un
 pub use hello::{Auth, Challenge, HandshakeError, Hello, Proof, Refused, Welcome};
 pub use jobs::{CALLERS_MAX, get_callers, get_jobs, put_callers, put_jobs};
 pub use leases::{RECALL_ITEMS_MAX, RecallMessage};
+pub use lock_purpose::LockPurpose;
 pub(crate) use operations::copied_bytes;
 use operations::features_of_operations;
 pub use operations::{FEATURE_LOOKUP_OPEN, FEATURE_OPEN_NAMED, feature_of};
@@ -91,6 +93,9 @@ pub const FEATURE_WRITE_LEASES: u64 = 16_384;
 /// by a name alone: the file may be another one than it knows. Where an export leases nothing, the server leaves the
 /// feature out.
 pub const FEATURE_LEASES_ON: u64 = 32_768;
+/// Feature: the client may decide on the fcntl locks of a file by itself under a lease, which the answer to a lock gives
+/// ([`LockPurpose::AskForLease`]). Where an export gives none, the server leaves the feature out.
+pub const FEATURE_LOCK_LEASES: u64 = 65_536;
 /// How long a hold lasts at most, by the server's clock. A server begins to lease only so long after its start, where
 /// another one may have lost holds with its end.
 pub const HOLD_TIME: Duration = Duration::from_secs(30);
@@ -105,7 +110,8 @@ const OTHER_FEATURES: u64 = FEATURE_STAMPS
     | FEATURE_PROBES
     | FEATURE_CHANGED_FILES
     | FEATURE_WRITE_LEASES
-    | FEATURE_LEASES_ON;
+    | FEATURE_LEASES_ON
+    | FEATURE_LOCK_LEASES;
 /// All features that this version knows.
 pub const FEATURES: u64 = OTHER_FEATURES | features_of_operations();
 const _: () = assert!(

@@ -19,7 +19,7 @@ use dray_fabric::{Address, BufferPool};
 use dray_layers::Observed;
 use dray_layers::faults::{Fault, Faults, When};
 use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions};
-use dray_rpc::wire::{Call, CallHead};
+use dray_rpc::wire::{Call, CallHead, LockPurpose};
 
 const BUFFERS_BYTES: usize = 4 << 20;
 /// The most that one client has, if it is alone: half, and half of a page that is being made.
@@ -226,7 +226,7 @@ fn calls_that_wait_count() {
         let (family, kind) = (LockFamily::Posix, LockKind::Exclusive);
         let (range, owner) = (LockRange::ALL, LockOwner::own(owner));
         let lock = Lock { family, kind, range, owner, pid: Pid(1) };
-        let call = Call::Lock { handle: 1, lock, wait: true, reclaim: false };
+        let call = Call::Lock { handle: 1, lock, wait: true, purpose: LockPurpose::Program };
         say(&mut stream, &head(Op::Lock, owner.number as u32), &call);
     }
     served.holds(700 << 10, stream);

@@ -20,6 +20,7 @@ mod leased_listings;
 mod leases;
 mod leases_on;
 mod leases_outside;
+mod lock_leases;
 mod lost_sessions;
 mod noting;
 mod open_ahead;

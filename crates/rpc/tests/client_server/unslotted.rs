@@ -14,7 +14,7 @@ use dray_core::{
     Xflags,
 };
 use dray_layers::faults::Fault;
-use dray_rpc::wire::{Call, CallHead, WriteBase};
+use dray_rpc::wire::{Call, CallHead, LockPurpose, WriteBase};
 
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o666, exclusive: true };
 /// Time for two calls.
@@ -126,7 +126,7 @@ fn a_change_without_a_slot_is_refused_and_a_read_is_not() {
         let lock =
             Lock { family: LockFamily::Posix, kind, range, owner: LockOwner::own(1), pid: Pid(1) };
         for call in [
-            Call::Lock { handle: 1, lock, wait: false, reclaim: false },
+            Call::Lock { handle: 1, lock, wait: false, purpose: LockPurpose::Program },
             Call::Sync { handle: 1, data_only: false },
             Call::LookupOpen { dir: root, name: b"f", how: OpenHow::READ, handle: 4 },
             Call::Open { id: ids[0], how: OpenHow::READ_WRITE, handle: 5, again: false },

@@ -85,6 +85,7 @@ impl PairKind {
             | WorkloadKind::Notified
             | WorkloadKind::Interleaved
             | WorkloadKind::Leased
+            | WorkloadKind::Locked
             | WorkloadKind::Kept => self == PairKind::OneMachine,
         }
     }

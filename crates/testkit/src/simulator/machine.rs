@@ -188,6 +188,7 @@ impl ServerMachine {
             let instance = self.instance();
             (instance.leases, instance.write_leases)
         };
+        export.lock_leases = export.leases;
         let server = Server::new(options, vec![export], Arc::new(self.0.journal.clone()));
         server.restore(loss).await;
         let scope = Scope::new();

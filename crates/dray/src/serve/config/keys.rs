@@ -22,7 +22,7 @@ pub(super) const KEYS: [&str; 16] = [
     "export",
     "fault",
 ];
-pub(super) const EXPORT_KEYS: [&str; 14] = [
+pub(super) const EXPORT_KEYS: [&str; 15] = [
     "name",
     "dir",
     "read_only",
@@ -33,6 +33,7 @@ pub(super) const EXPORT_KEYS: [&str; 14] = [
     "insecure",
     "leases",
     "write_leases",
+    "lock_leases",
     "read_ahead",
     "merge_writes",
     "audit",

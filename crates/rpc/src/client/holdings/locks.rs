@@ -11,6 +11,7 @@ use dray_core::{
     Result,
 };
 
+use crate::client::holdings::lock_leases::OwnLockLeases;
 use crate::client::holdings::ranges::{LockRanges, without};
 use crate::client::link::SessionState;
 use crate::client::memory::SessionMemory;
@@ -35,8 +36,9 @@ pub(crate) struct HeldLocks {
     any_lost: AtomicBool,
 }
 
-struct State {
-    locks: LockRanges,
+pub(super) struct State {
+    pub(super) locks: LockRanges,
+    pub(super) leases: OwnLockLeases,
     /// The server and session that know of them, or will be notified.
     session_state: SessionState,
     lost: BTreeSet<u64>,
@@ -44,16 +46,23 @@ struct State {
     /// result is known.
     suspended: BTreeSet<u64>,
     /// Open files, with their ids, through which locks of vanished owners are being released.
-    undoing: Vec<(u64, FileId)>,
+    pub(super) undoing: Vec<(u64, FileId)>,
     /// Reclaims under way: if a server dies during one, the next begins before it ends.
     reclaims: u32,
-    waiting: Vec<Waker>,
+    pub(super) waiting: Vec<Waker>,
+}
+
+impl State {
+    pub(super) fn wake_all(&mut self) {
+        self.waiting.drain(..).for_each(Waker::wake);
+    }
 }
 
 impl HeldLocks {
     /// With the locks noted in `memory`, if a process before us did.
     pub(crate) fn new(memory: Arc<SessionMemory>) -> HeldLocks {
         let state = State {
+            leases: OwnLockLeases::new(memory.clone()),
             locks: LockRanges::new(memory),
             session_state: SessionState::default(),
             lost: BTreeSet::new(),
@@ -74,7 +83,7 @@ impl HeldLocks {
         state.locks.has_place().then(|| owners.collect())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -214,6 +223,8 @@ impl HeldLocks {
     pub(crate) fn suspend_all(&self, session_state: SessionState) -> Vec<HeldLock> {
         let mut state = self.lock();
         state.session_state = session_state;
+        state.end_lock_leases();
+        state.wake_all();
         let handles: BTreeSet<u64> = state.locks.iter().map(|held| held.handle).collect();
         state.suspended.extend(handles);
         state.reclaims += 1;
@@ -226,6 +237,7 @@ impl HeldLocks {
     pub(crate) fn concerns(&self, handle: u64) -> bool {
         let state = self.lock();
         state.locks.any_through(handle)
+            || state.has_lock_lease_through(handle)
             || state.lost.contains(&handle)
             || state.suspended.contains(&handle)
             || state.undoing.iter().any(|(other, _)| *other == handle)

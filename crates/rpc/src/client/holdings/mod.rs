@@ -4,6 +4,7 @@
 pub(crate) mod aliases;
 pub(crate) mod closes;
 pub(crate) mod files;
+pub(crate) mod lock_leases;
 pub(crate) mod locks;
 mod ranges;
 pub(crate) mod tickets;

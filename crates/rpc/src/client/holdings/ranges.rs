@@ -56,8 +56,10 @@ impl LockRanges {
     /// at changing is there in both forms: the bytes of either form are held.
     pub(crate) fn new(memory: Arc<SessionMemory>) -> LockRanges {
         let left = memory.locks();
+        let leases = memory.lock_leases();
         let mut free: Vec<usize> = (0..LOCKS_MAX).rev().collect();
         free.retain(|place| !left.iter().any(|(taken, _)| taken == place));
+        free.retain(|place| !leases.iter().any(|(taken, ..)| taken == place));
         let (all, by_handle, unnoted) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
         let mut ranges = LockRanges { memory, all, by_handle, free, unnoted, complained: false };
         for (place, held) in left {
@@ -97,6 +99,23 @@ impl LockRanges {
     pub(crate) fn overlapping(&self, id: FileId, lock: &Lock) -> Vec<HeldLock> {
         let touching = self.touching(id, lock).into_iter().map(|noted| noted.held);
         touching.filter(|held| held.lock.range.overlaps(lock.range)).collect()
+    }
+
+    /// The fcntl locks of a file.
+    pub(crate) fn fcntl_of(&self, id: FileId) -> Vec<HeldLock> {
+        let first = Key { id, flock: false, owner: LockOwner::MIN, start: 0 };
+        let last = Key { id, flock: false, owner: LockOwner::MAX, start: u64::MAX };
+        self.all.range(first..=last).map(|(_, noted)| noted.held).collect()
+    }
+
+    /// Takes a place for something else than a lock.
+    pub(crate) fn take_place(&mut self) -> Option<usize> {
+        self.free.pop()
+    }
+
+    /// A place that was taken so is free again.
+    pub(crate) fn free_place(&mut self, place: usize) {
+        self.give_back(place);
     }
 
     /// The locks that change when `new` is taken.

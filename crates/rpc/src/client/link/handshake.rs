@@ -24,9 +24,9 @@ use crate::client::replay::Replay;
 use crate::client::session::ClientOptions;
 use crate::wire::{
     Auth, Challenge, FEATURE_CHANGED_FILES, FEATURE_CHANGES, FEATURE_LEASES, FEATURE_LEASES_ON,
-    FEATURE_ONE_WAY, FEATURE_PROBES, FEATURE_STAMPS, FEATURE_WRITE_LEASES, FEATURES,
-    HandshakeError, Hello, Input, Kind, Malformed, NotifyHead, ONE_USER, Proof, RECOVERING,
-    Refused, VERSION_MAX, VERSION_MIN, Welcome, peek_kind,
+    FEATURE_LOCK_LEASES, FEATURE_ONE_WAY, FEATURE_PROBES, FEATURE_STAMPS, FEATURE_WRITE_LEASES,
+    FEATURES, HandshakeError, Hello, Input, Kind, Malformed, NotifyHead, ONE_USER, Proof,
+    RECOVERING, Refused, VERSION_MAX, VERSION_MIN, Welcome, peek_kind,
 };
 
 /// How a handshake ended.
@@ -367,12 +367,13 @@ impl Sink for LinkSink {
 /// The features that a session with these options does not want.
 fn unwanted(options: &ClientOptions) -> u64 {
     let changes = if options.caches { 0 } else { FEATURE_CHANGES };
-    let none = FEATURE_LEASES | FEATURE_CHANGED_FILES | FEATURE_WRITE_LEASES | FEATURE_LEASES_ON;
+    let of_files = FEATURE_LEASES | FEATURE_CHANGED_FILES | FEATURE_WRITE_LEASES;
+    let none = of_files | FEATURE_LEASES_ON | FEATURE_LOCK_LEASES;
     let leases = match options.leases {
         LeaseWish::No => none,
         LeaseWish::Yes { keeps_writes: false, .. } => FEATURE_WRITE_LEASES | FEATURE_LEASES_ON,
         LeaseWish::Yes { keeps_writes: true, .. } => FEATURE_LEASES_ON,
-        LeaseWish::LeasedOn => FEATURE_WRITE_LEASES,
+        LeaseWish::LeasedOn => FEATURE_WRITE_LEASES | FEATURE_LOCK_LEASES,
     };
     changes | leases
 }

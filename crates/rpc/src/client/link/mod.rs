@@ -6,6 +6,7 @@ pub(crate) mod changes;
 mod connecting;
 mod handshake;
 pub(crate) mod jobs;
+mod lock_leases;
 pub(crate) mod outage;
 mod recalls;
 mod reestablish;
@@ -61,7 +62,7 @@ pub(crate) struct Link {
     pub(crate) addresses: ServerAddresses,
     pub(crate) slots: Arc<ClientSlots>,
     memory: Arc<SessionMemory>,
-    pub(crate) held: HeldLocks,
+    pub(crate) held: Arc<HeldLocks>,
     pub(crate) closing: Arc<CloseMemory>,
     pub(crate) files: OpenFiles,
     pub(crate) open_ahead: OpenAhead,
@@ -131,7 +132,7 @@ impl Link {
             addresses: ServerAddresses::new(connector),
             slots: Arc::new(ClientSlots::new(memory.clone())),
             closing: Arc::new(CloseMemory::new(memory.clone())),
-            held: HeldLocks::new(memory.clone()),
+            held: Arc::new(HeldLocks::new(memory.clone())),
             files: OpenFiles::new(memory.clone(), inherited),
             open_ahead: OpenAhead::new(memory.clone()),
             memory,
@@ -320,11 +321,23 @@ impl Link {
     ///
     /// [`ClientSession::release_inherited`]:
     /// crate::client::session::ClientSession::release_inherited
-    pub(crate) fn release_inherited(&self, channel: &Channel) {
+    pub(crate) fn release_inherited(self: &Arc<Link>, channel: &Arc<Channel>) {
         let range = OWN_NUMBER..self.first_handle;
         if range.is_empty() {
             return; // no process was before this one
         }
+        let (link, channel) = (self.clone(), channel.clone());
+        match self.held.inherited_lock_leases().is_empty() {
+            true => link.release_all(range, &channel),
+            // The server ends a lease with its open file, and has to know the locks before.
+            false => self.home.spawn(async move {
+                link.inherited_lock_leases_back().await;
+                link.release_all(range, &channel);
+            }),
+        }
+    }
+
+    fn release_all(&self, range: std::ops::Range<u64>, channel: &Channel) {
         for handle in self.files.forget_within(&range) {
             self.held.closed(handle);
         }

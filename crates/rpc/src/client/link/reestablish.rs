@@ -14,7 +14,7 @@ use super::{Link, OWN_NUMBER};
 use crate::client::channel::{Channel, OutgoingCall, value_of};
 use crate::client::holdings::locks::HeldLock;
 use crate::client::holdings::tickets::{ReopenRequest, reopen};
-use crate::wire::{Call, NotifyHead};
+use crate::wire::{Call, LockPurpose, NotifyHead};
 
 /// Files that are opened again at once.
 const REOPENED_AT_ONCE: usize = 16;
@@ -185,7 +185,8 @@ impl Link {
                         .await
                         .map(|ticket| self.files.renew(handle, ticket)),
                     _ => {
-                        let call = Call::Lock { handle, lock, wait: false, reclaim: true };
+                        let call =
+                            Call::Lock { handle, lock, wait: false, purpose: LockPurpose::Reclaim };
                         value_of(channel.call(OutgoingCall::of(&cx, &call), |_| Ok(())).await)
                     }
                 };

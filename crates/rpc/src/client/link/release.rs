@@ -11,7 +11,7 @@ use super::connecting::BACKOFF_LAST;
 use crate::client::channel::{Channel, OutgoingCall, value_of};
 use crate::client::open_ahead::{LOOK_TIME, Surplus};
 use crate::client::session::ClientSession;
-use crate::wire::{Call, Input};
+use crate::wire::{Call, Input, LockPurpose};
 
 impl Link {
     /// A caller abandoned a lock or unlock call on `channel`; the server may have received the call
@@ -47,8 +47,10 @@ impl Link {
         let cx = Context::system().on_behalf_of(lock.owner.node);
         // A reclaim at a new server that is under way comes first.
         let _ = self.held.check(&cx, handle).await;
+        // So does a lease that is given back: it says locks that were held when that began.
+        let _ = self.held.lock_lease_back(&cx, id).await;
         for lock in self.held.known(id, lock) {
-            let call = Call::Lock { handle, lock, wait: false, reclaim: false };
+            let call = Call::Lock { handle, lock, wait: false, purpose: LockPurpose::Program };
             let ask = OutgoingCall { patient: true, ..OutgoingCall::of(&cx, &call) };
             value_of::<()>(channel.call(ask, |bytes| Input::whole(bytes)).await)?;
         }
@@ -56,7 +58,8 @@ impl Link {
     }
 
     /// Closes what lookups of a process before this one opened and no caller used.
-    pub(crate) fn close_inherited(&self, channel: &Arc<Channel>) {
+    pub(crate) fn close_inherited(self: &Arc<Link>, channel: &Arc<Channel>) {
+        self.give_back_inherited_lock_leases(channel);
         for surplus in self.open_ahead.inherited() {
             // The process before us died between taking and forgetting it.
             let used = self.files.aliases.has_inherited(surplus.handle);
@@ -96,6 +99,7 @@ impl Link {
         }
         let link = session.link.clone();
         self.home.spawn(async move {
+            let _ = link.let_lock_lease_go(channel.clone(), handle).await; // nobody gives up
             link.prepare_close(handle).await;
             channel.close_later(handle);
         });

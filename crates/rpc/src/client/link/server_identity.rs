@@ -9,8 +9,9 @@ use super::Link;
 use crate::client::holdings::locks::HeldLock;
 use crate::client::leases::LeaseWish;
 use crate::wire::{
-    FEATURE_LEASES, FEATURE_LEASES_ON, FEATURE_LOOKUP_OPEN, FEATURE_ONE_WAY, FEATURE_SPLIT_READS,
-    FEATURE_STAMPS, FEATURE_TICKETS, LATE_WRITES, ONE_USER, SQUASHES, Welcome, feature_of,
+    FEATURE_LEASES, FEATURE_LEASES_ON, FEATURE_LOCK_LEASES, FEATURE_LOOKUP_OPEN, FEATURE_ONE_WAY,
+    FEATURE_SPLIT_READS, FEATURE_STAMPS, FEATURE_TICKETS, LATE_WRITES, ONE_USER, SQUASHES, Welcome,
+    feature_of,
 };
 
 /// The features that opening at a lookup takes.
@@ -132,6 +133,7 @@ impl Link {
         if self.leases.welcomed(offered, welcome.lease_epoch, term) {
             self.kept.all_end(until);
         }
+        self.held.lock_leases_are_given(features & FEATURE_LOCK_LEASES != 0);
         if first {
             self.memory.set_reestablished(welcome.instance);
         }

@@ -7,6 +7,9 @@ use super::*;
 use crate::client::holdings::locks::HeldLock;
 use crate::wire::Ticket;
 
+/// In place of kind and family of a lock.
+const LOCK_LEASE: u64 = 3;
+
 impl SessionMemory {
     /// Notes a lock at this place, below [`LOCKS_MAX`].
     pub(crate) fn put_lock(&self, place: usize, held: &HeldLock) {
@@ -36,6 +39,25 @@ impl SessionMemory {
     /// The locks of the process before us, and their places.
     pub(crate) fn locks(&self) -> Vec<(usize, HeldLock)> {
         (0..LOCKS_MAX).filter_map(|place| Some((place, self.lock(place)?))).collect()
+    }
+
+    /// Notes, at a place for a lock, that the locks of a file may be leased, through an open file.
+    pub(crate) fn put_lock_lease(&self, place: usize, handle: u64, id: FileId) {
+        let at = FIRST_LOCK + LOCK_WORDS * place;
+        self.set(at, 0);
+        let words = [handle, id.ino, id.generation];
+        words.iter().enumerate().for_each(|(index, word)| self.set(at + 1 + index, *word));
+        self.set(at, LOCK_LEASE);
+    }
+
+    /// Places, open files and files of such leases of the process before us.
+    pub(crate) fn lock_leases(&self) -> Vec<(usize, u64, FileId)> {
+        let lease = |place: usize| {
+            let at = FIRST_LOCK + LOCK_WORDS * place;
+            let id = FileId { ino: self.get(at + 2), generation: self.get(at + 3) };
+            (self.get(at) == LOCK_LEASE).then(|| (place, self.get(at + 1), id))
+        };
+        (0..LOCKS_MAX).filter_map(lease).collect()
     }
 
     fn lock(&self, place: usize) -> Option<HeldLock> {

@@ -8,7 +8,8 @@
 //! word 8+2n  slot n: sequence << 32 | of a session that is over << 1 | in use
 //! word 9+2n  the request that it is, or was last, in use for
 //! behind the slots: handles that were closed and that the server may have open; 0: none
-//! behind those, ten words each: locks held; the first word is 0, or kind and family
+//! behind those, ten words each: locks held; the first word is 0, or kind and family, or 3: a
+//! file whose locks may be leased, and the open file through which they are
 //! behind those: places for tickets that were ever used; behind it, three words each: tickets
 //! of open files; the first word is 0, or the number of the open file
 //! behind those: numbers of files that a lookup may have opened, and nobody used so far; 0: none

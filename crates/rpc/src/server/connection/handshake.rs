@@ -19,7 +19,7 @@ use crate::server::service::Inner;
 use crate::server::session::ServerSession;
 use crate::server::sessions::refused;
 use crate::wire::{
-    Auth, Challenge, FEATURE_CHANGED_FILES, FEATURE_LEASES, FEATURE_LEASES_ON,
+    Auth, Challenge, FEATURE_CHANGED_FILES, FEATURE_LEASES, FEATURE_LEASES_ON, FEATURE_LOCK_LEASES,
     FEATURE_WRITE_LEASES, FEATURES, HandshakeError, Hello, LATE_WRITES, Malformed, ONE_USER, Proof,
     RECOVERING, Refused, SQUASHES, VERSION_MAX, VERSION_MIN, Welcome,
 };
@@ -134,6 +134,8 @@ impl ServerSink {
         let leases = if export.lease_table.is_some() { 0 } else { of_leases };
         let keeps = export.lease_table.as_ref().is_some_and(|table| table.leases_writes());
         let leases = leases | if keeps { 0 } else { FEATURE_WRITE_LEASES };
+        let locks = export.lease_table.as_ref().is_some_and(|table| table.locks.are_given());
+        let leases = leases | if locks { 0 } else { FEATURE_LOCK_LEASES };
         let features = of_server.fold(hello.features & FEATURES & !leases, |all, bit| all | bit);
         let message = head.to_vec();
         let challenged = ChallengedPeer { hello, message, nonce, version, features, export };

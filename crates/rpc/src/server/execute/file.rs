@@ -2,18 +2,23 @@
 
 use std::sync::atomic::Ordering;
 
-use dray_core::{Buf, Context, DirPage, Errno, Error, Lock, LockKind, Op, OpenFile, Result, Write};
+use dray_core::{
+    Buf, Context, DirPage, Errno, Error, Lock, LockKind, LockRange, Op, OpenFile, Pid, Result,
+    Write,
+};
 
 use dray_fabric::Charge;
 
-use crate::server::execute::absent_xattrs;
+use crate::server::execute::{absent_xattrs, lock_leases};
 use crate::server::leases::{LeaseGrants, SaidAbove};
 use crate::server::ranges::Span;
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
 use crate::server::session::ServerSession;
-use crate::wire::{AbsentXattrs, Change, Malformed, PAGE_MAX_BYTES, Stamp, get_extents, put_page};
+use crate::wire::{
+    AbsentXattrs, Change, LockPurpose, Malformed, PAGE_MAX_BYTES, Stamp, get_extents, put_page,
+};
 
 pub(super) async fn read(
     server: &Inner,
@@ -186,21 +191,26 @@ pub(super) async fn note_and_lock(
     session: &ServerSession,
     cx: &Context,
     handle: u64,
-    (lock, wait, reclaim): (Lock, bool, bool),
+    (lock, wait, purpose): (Lock, bool, LockPurpose),
 ) -> Result<Reply> {
+    let reclaim = purpose == LockPurpose::Reclaim;
     let file = session.file(handle).ok_or_else(|| Error::new(Errno::EBADF))?;
     if lock.range.start > lock.range.end {
         return Err(Error::new(Errno::EINVAL).because("a lock that ends before it begins"));
     }
     let lock = Lock { owner: lock.owner.of_node(cx.origin.node), ..lock };
+    let leased = lock_leases::begin(session, cx, (&*file, &lock), wait).await?;
     // Before: a session that ends meanwhile has to know.
     if lock.kind != LockKind::Unlock {
         session.note_lock((handle, file.id()), &lock, reclaim)?;
     }
     let cx = &Context { reclaims: reclaim, ..cx.clone() };
-    let reply = lock_file(server, session, cx, &*file, (lock, wait, reclaim)).await?;
+    let mut reply = lock_file(server, session, cx, &*file, (lock, wait, reclaim)).await?;
     if lock.kind == LockKind::Unlock {
         return Ok(reply);
+    }
+    if let Some(call) = leased.as_ref().filter(|_| purpose == LockPurpose::AskForLease) {
+        lock_leases::give(session, cx, (call, handle), (&*file, lock), &mut reply).await;
     }
     session.note_lock((handle, file.id()), &lock, reclaim)?; // a close may have come in between
     // A successor that does not have the note would give the lock to another client.
@@ -258,6 +268,14 @@ pub(super) async fn test_lock(
     lock: Lock,
 ) -> Result<Option<Lock>> {
     let lock = Lock { owner: lock.owner.of_node(cx.origin.node), ..lock };
+    let any = Lock { kind: LockKind::Exclusive, range: LockRange::ALL, ..lock };
+    let _call = match lock_leases::begin(session, cx, (file, &any), false).await {
+        // Who does not answer may have any lock.
+        Err(error) if error.errno() == Errno::EAGAIN => {
+            return Ok(Some(Lock { pid: Pid(0), ..any }));
+        }
+        begun => begun?,
+    };
     let found = file.test_lock(cx, lock).await?;
     if found.is_some() {
         return Ok(found);
@@ -331,7 +349,14 @@ mod tests {
                 holder: session.holder(),
                 ..Context::new(session.node, request, who, Pid(1))
             };
-            note_and_lock(&self.server.inner, session, &cx, HANDLE, (of(owner), true, false)).await
+            note_and_lock(
+                &self.server.inner,
+                session,
+                &cx,
+                HANDLE,
+                (of(owner), true, LockPurpose::Program),
+            )
+            .await
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod absent_xattrs;
 mod file;
+mod lock_leases;
 mod media;
 mod object_ids;
 mod open_ahead;
@@ -156,8 +157,11 @@ pub(super) async fn run(
                 from.copy_range(cx, at, &*to, to_at, copied_bytes(len_bytes).min(most)).await?,
             )
         }
-        Call::Lock { handle, lock, wait, reclaim } => {
-            file::note_and_lock(server, session, cx, handle, (lock, wait, reclaim)).await?
+        Call::Lock { handle, lock, purpose, .. } if purpose.gives_back() => {
+            lock_leases::give_back(session, cx, handle, (lock, purpose)).await?
+        }
+        Call::Lock { handle, lock, wait, purpose } => {
+            file::note_and_lock(server, session, cx, handle, (lock, wait, purpose)).await?
         }
         Call::TestLock { handle, lock } => {
             Reply::success(file::test_lock(session, cx, &*file(handle)?, lock).await?)

@@ -10,6 +10,8 @@ pub struct LeaseStatus {
     pub held: usize,
     /// Of these, files that one client may keep data of.
     pub written: usize,
+    /// Files on whose fcntl locks one client decides. They count in no other way.
+    pub locks: usize,
     /// Recalls that were sent to clients.
     pub recalls: u64,
     /// Recalls that clients have answered.
@@ -29,11 +31,12 @@ pub(super) struct RecallCounts {
 }
 
 impl RecallCounts {
-    pub(super) fn with(&self, held: usize, written: usize) -> LeaseStatus {
+    pub(super) fn with(&self, held: usize, (written, locks): (usize, usize)) -> LeaseStatus {
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
         LeaseStatus {
             held,
             written,
+            locks,
             recalls: count(&self.sent),
             acknowledged: count(&self.acknowledged),
             expired: count(&self.expired),

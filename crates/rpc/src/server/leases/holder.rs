@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use dray_core::{FileId, RecallItem};
+use dray_core::{FileId, LeaseKinds, RecallItem};
 use dray_fabric::Connection;
 use dray_rt::{Instant, now, sleep, sleep_until, timeout};
 
@@ -124,7 +124,7 @@ impl LeaseHolder {
     /// The leases and recalls of the session.
     pub(crate) fn status(&self) -> LeaseStatus {
         let written = self.written.load(Ordering::Relaxed);
-        self.counts.with(self.state().held.len(), written)
+        self.counts.with(self.state().held.len(), (written, 0))
     }
 
     /// Counts `more` of something, here and for the export.
@@ -162,6 +162,16 @@ impl LeaseHolder {
         let mut state = self.state();
         state.pending.insert(number, PendingRecall::default());
         RecallNumber { number, epoch: self.epoch() }
+    }
+
+    /// Whether a recall is still to be answered.
+    pub(super) fn is_pending(&self, recall: RecallNumber) -> bool {
+        self.epoch() == recall.epoch && self.state().pending.contains_key(&recall.number)
+    }
+
+    /// Whether the session has the lease on the locks of a file.
+    pub(crate) fn has_lock_lease(self: &Arc<Self>, file: FileId) -> bool {
+        self.table.upgrade().is_some_and(|table| table.locks.is_held_by(self, file))
     }
 
     /// Sends a recall. A client that is away gets it when it comes back.
@@ -225,6 +235,13 @@ impl LeaseHolder {
         let Some(table) = self.table.upgrade() else { return };
         for item in items.iter().filter(|item| item.name.is_none()) {
             table.take_back(self, (item.id, item.kinds), epoch, number);
+        }
+        for item in items.iter().filter(|item| item.kinds.contains(LeaseKinds::LOCKS)) {
+            if table.locks.acknowledged(self, item.id, number)
+                && let Some(session) = self.session.upgrade()
+            {
+                session.forget_lock_lease(item.id);
+            }
         }
         self.count(|counts| &counts.acknowledged, 1);
         let ended = self.state().pending.remove(&number);

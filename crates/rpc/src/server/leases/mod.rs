@@ -8,6 +8,8 @@
 //! Who has the only write lease of a file may keep what it writes. Nobody else is shown that file, or
 //! changes it, before the lease has come back ([`writers`], ADR 0053).
 //!
+//! Who has the lease on the fcntl locks of a file decides on them ([`lock_leases`], ADR 0064).
+//!
 //! An export that is forwarded leases on what servers above have leased to it ([`above`], ADR 0061).
 //!
 //! Order of locks: a part of the table, and within it the state of a holder.
@@ -20,6 +22,7 @@ mod file_leases;
 mod grants;
 mod holder;
 mod holds;
+mod lock_leases;
 mod marks;
 mod outside;
 mod recalls;
@@ -35,6 +38,7 @@ pub use counts::LeaseStatus;
 pub(crate) use grants::LeaseGrants;
 pub(crate) use holder::LeaseHolder;
 pub(crate) use holds::LeaseHolds;
+pub(crate) use lock_leases::LockCall;
 pub(crate) use outside::OutsideChanges;
 pub use outside::OutsideStatus;
 pub(crate) use table::{LeaseSince, LeaseTable};

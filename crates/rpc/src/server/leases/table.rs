@@ -14,6 +14,7 @@ use super::above::LeasesFromAbove;
 use super::counts::{LeaseStatus, RecallCounts};
 use super::file_leases::FileLeases;
 use super::holder::{LeaseHolder, RecallNumber};
+use super::lock_leases::LockLeases;
 use super::marks::{FinishedChanges, MarkRow, Marks, Part};
 use super::outside::OutsideRests;
 use super::recalls::{FileBreaks, Recalls};
@@ -56,6 +57,8 @@ pub(crate) struct LeaseTable {
     /// Files whose data may be out: pairs of a file and the session that writes it.
     pub(super) written: AtomicUsize,
     pub(super) next_write_lease: AtomicU64,
+    /// Leases on locks, which nothing else here is about.
+    pub(crate) locks: LockLeases,
     /// The export gives write leases.
     pub(super) leases_writes: bool,
     pub(super) never_recalls_writes: bool,
@@ -149,6 +152,7 @@ impl LeaseTable {
             above: None,
             written: AtomicUsize::new(0),
             next_write_lease: AtomicU64::new(random_u64()), // no other server gives the same
+            locks: LockLeases::default(),
             leases_writes,
             never_recalls_writes: broken.is(Sabotage::WriteLeaseRecalls),
             ignores_base: broken.is(Sabotage::DirtyOverNewer),
@@ -161,6 +165,15 @@ impl LeaseTable {
             leases_what_is_asked_back: broken.is(Sabotage::LeaseRoom),
             session_leases_max: options.session_leases_max,
         }
+    }
+
+    /// The table of an export that leases locks, too, if `given`.
+    pub(crate) fn with_locks(self, options: &ServerOptions, given: bool) -> LeaseTable {
+        if !given {
+            return self;
+        }
+        let locks = LockLeases::new(options, self.wait());
+        LeaseTable { locks, ..self }
     }
 
     /// The table of a server beside others, which hold what they change for so long.
@@ -195,7 +208,8 @@ impl LeaseTable {
 
     /// Leases and recalls of all sessions.
     pub(crate) fn status(&self) -> LeaseStatus {
-        self.counts.with(self.held.load(Ordering::Relaxed), self.written.load(Ordering::Relaxed))
+        let only_of_one = (self.written.load(Ordering::Relaxed), self.locks.held());
+        self.counts.with(self.held.load(Ordering::Relaxed), only_of_one)
     }
 
     /// A server before us had clients, with leases or without. What it held for them is gone, and their changes may

@@ -11,6 +11,9 @@ use super::{ServerSession, State};
 use crate::server::as_server;
 use crate::server::refusals::no_room_for_an_owner;
 
+/// Files on whose locks one session decides: as many as a client asks for.
+const LOCK_LEASES_MAX: usize = 64;
+
 /// Owners of fcntl locks, by the open file through which they were taken, and the way back.
 #[derive(Default)]
 pub(super) struct Owners {
@@ -103,6 +106,60 @@ impl ServerSession {
         self.settle_locks(&state);
     }
 
+    /// The client is about to decide on the fcntl locks of a file. It may have some from then on, so a later server waits
+    /// for it. False: it has as many such leases as it may.
+    pub(crate) fn note_lock_lease(&self, file: FileId) -> bool {
+        let mut state = self.state();
+        if state.lock_leases.len() >= LOCK_LEASES_MAX && !state.lock_leases.contains(&file) {
+            return false;
+        }
+        state.lock_leases.insert(file);
+        if !self.slots.had_locks() {
+            self.slots.set_locks(true);
+            self.lock_notes.made.fetch_add(1, Ordering::SeqCst); // behind it, and in the lock
+        }
+        true
+    }
+
+    /// The client does so no longer: this server knows its locks of the file.
+    pub(crate) fn forget_lock_lease(&self, file: FileId) {
+        let mut state = self.state();
+        if state.lock_leases.remove(&file) {
+            self.settle_locks(&state);
+        }
+    }
+
+    /// Forgets the fcntl locks of a file that were taken by this server. Its client says which of them it has.
+    pub(crate) async fn forget_fcntl_locks(&self, cx: &Context, id: FileId) {
+        let owners: Vec<_> = {
+            let state = self.state();
+            let all = state.owners.by_handle.iter().filter(|(_, (file, _))| *file == id);
+            all.map(|(owner, _)| *owner).collect()
+        };
+        for (handle, owner) in owners {
+            if let Some(file) = self.file(handle) {
+                let _ = file.flush(cx, owner).await; // an error shows at the close as well
+            }
+            self.state().owners.remove(handle, owner);
+        }
+    }
+
+    /// The session closes an open file: the lease on its locks ends with the last one.
+    fn close_lock_lease(&self, handle: u64, id: FileId) {
+        let Some(table) = self.export.lease_table.as_ref() else { return };
+        let Some(who) = self.lease_holder() else { return };
+        let other = || {
+            let files = self.files();
+            let other = |(other, opened): (&u64, &super::Opened)| {
+                (*other != handle && opened.file.id() == id).then_some(*other)
+            };
+            files.iter().find_map(other)
+        };
+        if table.locks.closed(who, (id, handle), other) {
+            self.forget_lock_lease(id);
+        }
+    }
+
     /// The client may have held locks in an earlier server epoch. The journal says so until the
     /// client has reclaimed them. If this epoch ends before, the next one waits for the client,
     /// too.
@@ -124,7 +181,7 @@ impl ServerSession {
             return;
         }
         let none = state.owners.by_handle.is_empty() && state.flocks.is_empty();
-        if none && self.slots.had_locks() {
+        if none && state.lock_leases.is_empty() && self.slots.had_locks() {
             self.slots.set_locks(false);
         }
     }
@@ -169,7 +226,9 @@ impl ServerSession {
         for owner in ended {
             let _ = file.flush(cx, owner).await; // an error shows at the close as well
         }
+        let id = file.id();
         let closed = file.close(cx).await;
+        self.close_lock_lease(handle, id);
         let mut state = self.state();
         state.flocks.remove(&handle);
         self.settle_locks(&state);

@@ -5,7 +5,7 @@ use dray_core::{
     OpenHow, Pid, RemoveKind, RenameHow, Seek, SetAttr, TimeSet, Timestamp, Write, XattrSet,
     Xflags,
 };
-use dray_rpc::wire::{Call, Change, Ticket, WriteBase};
+use dray_rpc::wire::{Call, Change, LockPurpose, Ticket, WriteBase};
 
 use super::raw::Chance;
 
@@ -82,7 +82,10 @@ pub fn call<'a>(op: Op, root: FileId, words: &'a Words, chance: &mut Chance) -> 
             let (to, to_at) = (chance.below(6) as u64, chance.edge());
             Call::CopyRange { handle, at, to, to_at, len_bytes: chance.edge() }
         }
-        Op::Lock => Call::Lock { handle, lock: lock(chance), wait: false, reclaim: odd(chance) },
+        Op::Lock => {
+            let purpose = LOCK_PURPOSES[chance.below(LOCK_PURPOSES.len())];
+            Call::Lock { handle, lock: lock(chance), wait: false, purpose }
+        }
         Op::TestLock => Call::TestLock { handle, lock: lock(chance) },
         Op::GetFlags => Call::GetFlags { handle },
         Op::SetFlags => Call::SetFlags { handle, flags: 0 },
@@ -143,6 +146,16 @@ fn change(at: u64, chance: &mut Chance) -> Change {
         _ => Change::Attr(set_attr(chance)),
     }
 }
+
+const LOCK_PURPOSES: [LockPurpose; 7] = [
+    LockPurpose::Program,
+    LockPurpose::Reclaim,
+    LockPurpose::AskForLease,
+    LockPurpose::GiveBackLocks,
+    LockPurpose::GiveBackNone,
+    LockPurpose::GivenBack,
+    LockPurpose::LastGivenBack,
+];
 
 fn odd(chance: &mut Chance) -> bool {
     chance.below(2) == 0

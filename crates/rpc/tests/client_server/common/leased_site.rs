@@ -29,10 +29,16 @@ pub struct LeasedSite {
 
 impl LeasedSite {
     pub fn new() -> LeasedSite {
+        LeasedSite::with(|_| {})
+    }
+
+    /// The same with an export that is changed a little.
+    pub fn with(change: impl FnOnce(&mut Export)) -> LeasedSite {
         let fs = memory();
         let root = fs.info().root;
         let mut export = Export::new("data", Arc::new(fs.clone()), Vec::new());
         (export.insecure, export.leases, export.write_leases) = (true, true, true);
+        change(&mut export);
         let options = ServerOptions { lease_term: TERM, ..ServerOptions::default() };
         let server = Server::new(options, vec![export], Arc::new(MemoryJournal::default()));
         let (network, scope) = (Network::new(), Scope::new());

@@ -13,10 +13,10 @@ use dray_rpc::auth::{Key, Role, Transcript};
 use dray_rpc::wire::{
     AuditCall, AuditConsumer, AuditHello, AuditPart, AuditReply, AuditSummary, AuditWanted,
     AuditWelcome, Auth, BatchHead, BatchOutcome, BatchReply, Call, CallHead, Challenge, Change,
-    FileDurableStamp, Hello, Input, NotifyHead, Proof, RecallMessage, Refused, ReplicaHello,
-    ReplicaWelcome, ReplyHead, Stamp, Ticket, VERSION_MAX, VERSION_MIN, Welcome, Wire, WriteBase,
-    get_callers, get_changed, get_durable_stamps, get_jobs, put_callers, put_changed,
-    put_durable_stamp, put_jobs,
+    FileDurableStamp, Hello, Input, LockPurpose, NotifyHead, Proof, RecallMessage, Refused,
+    ReplicaHello, ReplicaWelcome, ReplyHead, Stamp, Ticket, VERSION_MAX, VERSION_MIN, Welcome,
+    Wire, WriteBase, get_callers, get_changed, get_durable_stamps, get_jobs, put_callers,
+    put_changed, put_durable_stamp, put_jobs,
 };
 
 use super::written::Written;
@@ -136,7 +136,7 @@ fn calls() -> Vec<Call<'static>> {
         Call::Allocate { handle, what },
         Call::Seek { handle, at: 5, what: Seek::Hole },
         Call::CopyRange { handle, at: 1, to: 2, to_at: 3, len_bytes: 4 },
-        Call::Lock { handle, lock: lock(), wait: true, reclaim: false },
+        Call::Lock { handle, lock: lock(), wait: true, purpose: LockPurpose::Program },
         Call::TestLock { handle, lock: lock() },
         Call::GetFlags { handle },
         Call::SetFlags { handle, flags: 0x10 },

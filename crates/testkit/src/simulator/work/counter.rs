@@ -22,6 +22,8 @@ const COUNTS: u64 = 12;
 pub(super) struct Counter {
     /// The two families of lock do not see each other: all take the same.
     family: LockFamily,
+    /// Clients rest now and then, so that one of them decides on the locks alone for a while.
+    leased: bool,
     state: Mutex<State>,
 }
 
@@ -49,7 +51,12 @@ fn locking(family: LockFamily, kind: LockKind, client: &SimClient) -> Lock {
 impl Counter {
     /// With locks of this family.
     pub(super) fn under(family: LockFamily) -> Counter {
-        Counter { family, state: Mutex::default() }
+        Counter { family, leased: false, state: Mutex::default() }
+    }
+
+    /// With fcntl locks on which clients decide by themselves.
+    pub(super) fn under_leases() -> Counter {
+        Counter { leased: true, ..Counter::under(LockFamily::Posix) }
     }
 
     /// Looks at the file under a shared lock.
@@ -122,6 +129,7 @@ async fn read(client: &SimClient, file: &SimFile) -> Outcome<u64> {
 impl Workload for Counter {
     fn name(&self) -> &'static str {
         match self.family {
+            LockFamily::Posix if self.leased => "locked",
             LockFamily::Posix => "counter",
             LockFamily::Flock => "flocks",
         }
@@ -157,6 +165,9 @@ impl Workload for Counter {
                     }
                 }
                 think().await;
+                if self.leased && pick(3) == 0 {
+                    sleep(Duration::from_millis(pick(5_000))).await;
+                }
             }
             file.close(&client.cx()).await.map_err(client.failed("close"))
         })

@@ -68,6 +68,8 @@ pub enum WorkloadKind {
     Counter,
     /// Counting and looking under flocks.
     Flocks,
+    /// Counting under locks on which clients decide by themselves.
+    Locked,
     /// Changes of names, each by a user that may.
     Names,
     /// Writes and reads of one value.
@@ -124,7 +126,7 @@ impl WorkloadKind {
 
     /// Whether the server leases names and attributes to the clients.
     pub(super) fn leases(self) -> bool {
-        self == WorkloadKind::Leased || self.keeps_writes()
+        matches!(self, WorkloadKind::Leased | WorkloadKind::Locked) || self.keeps_writes()
     }
 
     /// Whether clients keep what they write under write leases.
@@ -150,6 +152,7 @@ impl WorkloadKind {
             WorkloadKind::Append => Arc::new(append::Append::default()),
             WorkloadKind::Counter => Arc::new(counter::Counter::under(LockFamily::Posix)),
             WorkloadKind::Flocks => Arc::new(counter::Counter::under(LockFamily::Flock)),
+            WorkloadKind::Locked => Arc::new(counter::Counter::under_leases()),
             WorkloadKind::Names => Arc::new(names::Names::new(clients)),
             WorkloadKind::Register => Arc::new(register::Register::default()),
             WorkloadKind::Model => Arc::new(model::Disjoint::new(clients)),
