@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use dray_core::{
-    Attr, Context, CreateHow, Entry, Errno, FileId, Fut, OpenFile, OpenHow, Result, SetAttr,
-};
+use dray_core::{Attr, Context, Entry, Errno, FileId, Fut, OpenFile, OpenHow, Result, SetAttr};
 
 use super::file::PlacedFile;
 use super::fs::PlacedFs;
@@ -14,24 +12,24 @@ use super::slices::SliceIndex;
 impl PlacedFs {
     /// Opens at its home server a file that was just created at the server of its name, where it is closed
     /// again. `created` was opened without `O_TRUNC`: only the home server may cut it, so that cuts
-    /// and writes have one order.
+    /// and writes have one order. It `cuts` what may have been there before.
     pub(super) async fn move_home(
         &self,
         cx: &Context,
         (entry, created): (Entry, Arc<dyn OpenFile>),
-        (answering, how): (SliceIndex, CreateHow),
+        (answering, how): (SliceIndex, OpenHow),
+        cuts: bool,
     ) -> Result<(Entry, Arc<dyn OpenFile>)> {
         let entry = self.shared.said_by(answering, entry);
         let home = self.shared.slices.home(entry.id);
-        let cuts = how.open.truncates() && !how.exclusive;
-        let placed = |file| PlacedFile::open(&self.shared, (home, how.open), file);
+        let placed = |file| PlacedFile::open(&self.shared, (home, how), file);
         if home == answering {
             if !cuts {
                 return Ok((entry, placed(created)));
             }
             // The second change of the request at this server: a process after us must not take one's answer for
             // the other's.
-            let attr = self.cut_created(&cx.part(1), entry, (&*created, how.open)).await;
+            let attr = self.cut_created(&cx.part(1), entry, (&*created, how)).await;
             return match attr {
                 Ok(attr) => Ok((Entry { attr, ..entry }, placed(created))),
                 Err(error) => {
@@ -40,10 +38,10 @@ impl PlacedFs {
                 }
             };
         }
-        let opened = self.open_created(cx, entry, how.open, cuts).await;
+        let opened = self.open_created(cx, entry, how, cuts).await;
         if opened.as_ref().is_err_and(is_gone) {
             // Removed in between: nobody else can find it, so that it may be used here.
-            let at = (answering, how.open);
+            let at = (answering, how);
             return Ok((entry, PlacedFile::open(&self.shared, at, created)));
         }
         // A file without a name is gone once nobody has it open, so that this comes last.

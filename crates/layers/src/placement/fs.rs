@@ -15,6 +15,7 @@ use dray_core::{
 
 use super::file::PlacedFile;
 use super::guesses::HomeGuesses;
+use super::last_lookups::FoundName;
 use super::mapping::Placement;
 use super::places::FilePlaces;
 use super::servers::{PlacedServers, at_home, is_gone};
@@ -87,7 +88,9 @@ impl FileSystem for PlacedFs {
         Box::pin(async move {
             let at = self.shared.slices.name(dir, name);
             for _ in 0..LOOKUPS_MAX {
-                let entry = self.shared.look_first(cx, at, (dir, name)).await?;
+                let found = self.shared.look_first(cx, at, (dir, name)).await;
+                self.shared.looked_up(cx, (dir, name), found.as_ref());
+                let entry = found?;
                 match self.shared.look_at_home(cx, (entry, at), (dir, name)).await {
                     Err(error) if is_gone(&error) => {} // replaced in between
                     outcome => return outcome,
@@ -130,7 +133,9 @@ impl FileSystem for PlacedFs {
         // Nobody has asked another server for the new file's attributes, so they are not old.
         let made = shared.taught(cx, (at, [dir]), move || shared.at(at).make(cx, dir, name, what));
         Box::pin(async move {
-            let entry = made.await?;
+            let made = made.await;
+            shared.looked_up(cx, (dir, name), made.as_ref());
+            let entry = made?;
             shared.met((dir, name), &entry);
             Ok(shared.said_by(at, entry))
         })
@@ -144,14 +149,18 @@ impl FileSystem for PlacedFs {
         kind: RemoveKind,
     ) -> Fut<'a, Result<()>> {
         Box::pin(async move {
-            let cx = &cx.in_steps();
-            let named = self.shared.slices.name(dir, name);
+            let shared = &*self.shared;
+            let named = shared.slices.name(dir, name);
             let file = match kind {
-                RemoveKind::File => self.shared.file_named(cx, (dir, name)).await,
+                RemoveKind::File => shared.file_named(cx, (dir, name)).await,
                 RemoveKind::Directory => None,
             };
-            let shared = &*self.shared;
             let at = shared.removing(named, file);
+            if shared.stays((at, named), file) {
+                let remove = || shared.at(at).remove(cx, dir, name, kind);
+                return shared.taught(cx, (at, [dir]), remove).await;
+            }
+            let cx = &cx.in_steps();
             let remove = || shared.at(at).remove(cx, dir, name, kind);
             let mut holds = shared.holds(at);
             let removed = async {
@@ -175,14 +184,22 @@ impl FileSystem for PlacedFs {
         how: RenameHow,
     ) -> Fut<'a, Result<()>> {
         Box::pin(async move {
-            let cx = &cx.in_steps();
-            let named = self.shared.slices.name(from.0, from.1);
+            let shared = &*self.shared;
+            let named = shared.slices.name(from.0, from.1);
             let replaced = match how {
-                RenameHow::Replace => self.shared.file_named(cx, to).await,
+                RenameHow::Replace => shared.file_named(cx, to).await,
                 RenameHow::NoReplace | RenameHow::Exchange => None,
             };
-            let shared = &*self.shared;
+            // Both names are other files' now, or nobody's.
+            for place in [from, to] {
+                shared.last_found(cx, place);
+            }
             let at = shared.removing(named, replaced);
+            let has_both = shared.holders.is_empty() || shared.slices.name(to.0, to.1) == at;
+            if has_both && shared.stays((at, named), replaced) && !shared.learn() {
+                return shared.at(at).rename(cx, from, to, how).await;
+            }
+            let cx = &cx.in_steps();
             let mut moved = shared.about_to_move(cx, at, (from, to), how).await;
             let rename = || shared.at(at).rename(cx, from, to, how);
             let mut holds = shared.holds(at);
@@ -214,8 +231,8 @@ impl FileSystem for PlacedFs {
     ) -> Fut<'a, Result<Entry>> {
         Box::pin(async move {
             let steps = cx.in_steps();
-            let at = self.shared.slices.name(dir, name);
             let shared = &*self.shared;
+            let (at, home) = (shared.slices.name(dir, name), shared.slices.home(id));
             let link = || shared.at(at).link(&steps, id, dir, name);
             let mut holds = shared.holds(at);
             let linked = async {
@@ -225,12 +242,11 @@ impl FileSystem for PlacedFs {
             let linked = linked.await;
             let entry = match holds.end(&steps, linked).await {
                 // Without a name it is known at its home only.
-                Err(error) if error.errno() == Errno::ESTALE => {
+                Err(error) if error.errno() == Errno::ESTALE && home != at => {
                     drop(steps); // no request waits for a slot while it keeps one
                     if error.is_unmet() && shared.getattr(cx, id).await?.nlink > 0 {
                         return Err(error); // it has one, which is not known here
                     }
-                    let home = shared.slices.home(id);
                     let link = || shared.at(home).link(cx, id, dir, name);
                     let mut holds = shared.holds(home);
                     let linked = async {
@@ -239,11 +255,13 @@ impl FileSystem for PlacedFs {
                     };
                     let linked = linked.await;
                     let entry = holds.end(cx, linked).await?;
+                    shared.looked_up(cx, (dir, name), Ok(&entry));
                     shared.met((dir, name), &entry);
                     return Ok(shared.said_by(home, entry));
                 }
                 outcome => outcome?,
             };
+            shared.looked_up(cx, (dir, name), Ok(&entry));
             shared.met((dir, name), &entry);
             match shared.at_home(&steps, entry, at).await {
                 // Removed since: it was there, with these attributes.
@@ -315,10 +333,16 @@ impl FileSystem for PlacedFs {
             let at = self.shared.slices.name(dir, name);
             let uncut = CreateHow { open: how.open.without_truncation(), ..how };
             let shared = &*self.shared;
+            let before = shared.last_found(cx, (dir, name));
             let create = || shared.at(at).create(cx, dir, name, uncut);
             let created = shared.taught(cx, (at, [dir]), create).await?;
+            shared.looked_up(cx, (dir, name), Ok(&created.0));
             shared.met((dir, name), &created.0);
-            self.move_home(cx, created, (at, how)).await
+            // Of a new file there is nothing to cut, nor of an empty one that somebody else has made since.
+            let is_new =
+                how.exclusive || before == Some(FoundName::Absent) && created.0.attr.size == 0;
+            let cuts = how.open.truncates() && !is_new;
+            self.move_home(cx, created, (at, how.open), cuts).await
         })
     }
 

@@ -14,6 +14,7 @@ mod fs;
 mod guesses;
 mod hash;
 mod holds;
+mod last_lookups;
 mod learning;
 mod looking;
 mod mapping;

@@ -8,6 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dray_core::{Entry, FileId, FileType, IdHash, Name, NameBuf};
 
+use super::last_lookups::LastLookups;
+
 /// Files that are remembered, in each of two generations: some 150 bytes each.
 const FILES_MAX: usize = 65_536;
 
@@ -26,10 +28,14 @@ impl FilePlace {
     }
 }
 
-/// The name that each file was last met by. All file systems of one client share it: one of them may be
+/// What a client has met by names: the name that each file was last met by. All file systems of one client share it: one of them may be
 /// asked for a file whose directory another one has looked up.
 #[derive(Default)]
-pub struct FilePlaces(Mutex<PlaceGenerations>);
+pub struct FilePlaces {
+    known: Mutex<PlaceGenerations>,
+    /// What its threads have just looked up.
+    pub(super) lookups: LastLookups,
+}
 
 /// What was met last, and what was met before that.
 #[derive(Default)]
@@ -40,7 +46,7 @@ struct PlaceGenerations {
 
 impl FilePlaces {
     fn lock(&self) -> MutexGuard<'_, PlaceGenerations> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `entry` was found, made or linked as `name` in `dir`.

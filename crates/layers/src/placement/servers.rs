@@ -62,12 +62,16 @@ impl PlacedServers {
         self.taught(cx, (self.slices.home(id), [id]), move || self.home(id).getattr(cx, id))
     }
 
-    /// The regular file of this name, which may be about to lose the name.
+    /// The regular file of this name, which may be about to lose the name. It is looked up, if the caller has not
+    /// just done that.
     pub(super) async fn file_named(
         &self,
         cx: &Context,
         (dir, name): (FileId, &Name),
     ) -> Option<FileId> {
+        if let Some(found) = self.last_found(cx, (dir, name)) {
+            return found.file();
+        }
         let at = self.slices.name(dir, name);
         let entry = self.look_at(&cx.only_looking(), at, (dir, name)).await.ok()?;
         (entry.attr.file_type() == FileType::Regular).then_some(entry.id)
@@ -121,6 +125,16 @@ impl PlacedServers {
             }
             _ => named,
         }
+    }
+
+    /// Whether a removal of the name concerns one server only. The server `removing` carries it out, `named` has the
+    /// name, and `file` may lose it.
+    pub(super) fn stays(
+        &self,
+        (removing, named): (SliceIndex, SliceIndex),
+        file: Option<FileId>,
+    ) -> bool {
+        removing == named && file.is_none_or(|id| self.slices.home(id) == removing)
     }
 
     /// Has the home of `file`, and the server of the name, see that the server `removing` has taken the name

@@ -9,6 +9,7 @@ mod own_disks;
 mod own_disks_model;
 mod page_scripts;
 mod placed;
+mod placed_calls;
 mod placed_learning;
 mod placed_leases;
 mod regressions;
