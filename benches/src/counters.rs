@@ -9,9 +9,11 @@ use std::sync::mpsc;
 
 use dray_backends::memory::{MemoryFs, MemoryOptions};
 use dray_core::{
-    Buf, BufMut, Context, CreateHow, FileId, FileSystem, Name, OpenFile, OpenHow, RemoveKind, Write,
+    Buf, BufMut, Context, CreateHow, FileId, FileSystem, Name, OpenFile, OpenHow, Pid, RemoveKind,
+    Write,
 };
 use dray_fabric::{Address, listen_first};
+use dray_layers::placement::{Placement, parse_definitions, placed_stack};
 use dray_rpc::client::RemoteFs;
 use dray_rpc::server::{Export, FileJournal, Server, ServerOptions};
 use dray_rt::{DriverKind, Executor};
@@ -89,6 +91,8 @@ struct Counters {
     fs: RemoteFs,
     /// Over an export that leases names and attributes.
     leased: RemoteFs,
+    /// A projection of this one server, and the session under it.
+    placed: (Arc<dyn FileSystem>, RemoteFs),
     system_calls: Option<(ThreadCounter, ThreadCounter)>,
 }
 
@@ -107,7 +111,7 @@ impl Counters {
             fs.session().status().channels.iter().map(|channel| channel.calls).sum()
         };
         Snapshot {
-            calls: calls(&self.fs) + calls(&self.leased),
+            calls: calls(&self.fs) + calls(&self.leased) + calls(&self.placed.1),
             system_calls: system_calls.map(|(client, server)| (client.count(), server.count())),
             copied: dray_core::copied_bytes(),
             client: counted(ThreadRole::Client),
@@ -135,8 +139,9 @@ impl Counters {
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o644, exclusive: true };
 
 /// The operations counted, by name.
-const OPERATIONS: [&str; 12] = [
+const OPERATIONS: [&str; 16] = [
     "lookup",
+    "lookup_placed",
     "getattr",
     "stat_leased",
     "read_4k",
@@ -144,6 +149,9 @@ const OPERATIONS: [&str; 12] = [
     "write_4k",
     "write_1m",
     "open_close",
+    "open_close_placed",
+    "create_unlink",
+    "create_unlink_placed",
     "create_close",
     "small_file_leased",
     "put_4k",
@@ -165,8 +173,10 @@ async fn count_all(address: Address, server_tid: i32) -> CommandResult<Vec<Opera
     let fs = sessions::client(&address, "data").await?;
     let leased = sessions::leased_client(&address, "leased").await?;
     let system_calls = ThreadCounter::new(thread_id()).zip(ThreadCounter::new(server_tid));
-    let mut counters = Counters { fs, leased, system_calls };
-    let cx = Context::system();
+    let placed = placed(sessions::client(&address, "data").await?)?;
+    let mut counters = Counters { fs, leased, placed, system_calls };
+    // A thread of a program: what it has just looked up, it need not have looked up again.
+    let cx = Context { pid: Pid(7), ..Context::system() };
     let root = counters.fs.info().root;
     let name = Name::new(b"file").map_err(context("name"))?;
     let (entry, file) =
@@ -192,18 +202,30 @@ async fn count_all(address: Address, server_tid: i32) -> CommandResult<Vec<Opera
     Ok(costs)
 }
 
+/// A projection whose one server `remote` is a session with.
+fn placed(remote: RemoteFs) -> CommandResult<(Arc<dyn FileSystem>, RemoteFs)> {
+    const ONE: &str = "[projection.x]\nlayout = 'cluster'\nservers = ['tcp://io1']\npath = '/'\n";
+    let definitions = parse_definitions(ONE).map_err(|_| "the definition is wrong".to_owned())?;
+    let definition = definitions.first().ok_or("there is no definition")?;
+    let stack = RemoteFs::stack(remote.session().clone());
+    let places = Arc::default();
+    let stack = placed_stack(Placement::new(definition), places, vec![stack], Vec::new());
+    Ok((stack.fs, remote))
+}
+
 impl Scene {
     /// Does `op` once. What the counting itself allocates (a name for `create_close` and
     /// `remove`) is on the stack.
     async fn once(&mut self, counters: &Counters, op: &str, index: u64) -> CommandResult {
-        let Counters { fs, leased, .. } = counters;
+        let Counters { fs, leased, placed: (placed, _), .. } = counters;
         let numbered = *b"f0000000";
         let numbered = numbered_name(numbered, index);
         let new_name = Name::new(&numbered).map_err(context("name"))?;
         let (cx, root) = (&self.cx, self.root);
         match op {
-            "lookup" => {
+            "lookup" | "lookup_placed" => {
                 let name = Name::new(b"file").map_err(context("name"))?;
+                let fs: &dyn FileSystem = if op == "lookup" { fs } else { &**placed };
                 fs.lookup(cx, root, name).await.map(drop).map_err(context(op))
             }
             "getattr" => fs.getattr(cx, self.id).await.map(drop).map_err(context(op)),
@@ -217,7 +239,15 @@ impl Scene {
             "read_1m" => self.read(1 << 20).await,
             "write_4k" => self.write(4096).await,
             "write_1m" => self.write(1 << 20).await,
-            "open_close" => {
+            "create_unlink" | "create_unlink_placed" => {
+                let fs: &dyn FileSystem = if op == "create_unlink" { fs } else { &**placed };
+                let (_, file) = fs.create(cx, root, new_name, NEW).await.map_err(context(op))?;
+                file.close(cx).await.map_err(context(op))?;
+                let _ = fs.lookup(cx, root, new_name).await.map_err(context(op))?;
+                fs.remove(cx, root, new_name, RemoveKind::File).await.map_err(context(op))
+            }
+            "open_close" | "open_close_placed" => {
+                let fs: &dyn FileSystem = if op == "open_close" { fs } else { &**placed };
                 let file = fs.open(cx, self.id, OpenHow::READ).await.map_err(context(op))?;
                 file.close(cx).await.map_err(context(op))
             }

@@ -15,7 +15,7 @@ use dray_core::{
 
 use super::file::PlacedFile;
 use super::guesses::HomeGuesses;
-use super::last_lookups::FoundName;
+use super::last_lookups::{FoundName, NameKey};
 use super::mapping::Placement;
 use super::places::FilePlaces;
 use super::servers::{PlacedServers, at_home, is_gone};
@@ -86,12 +86,14 @@ impl FileSystem for PlacedFs {
         name: &'a Name,
     ) -> Fut<'a, Result<Entry>> {
         Box::pin(async move {
-            let at = self.shared.slices.name(dir, name);
+            let (shared, place) = (&*self.shared, (dir, name));
+            let (at, key) = (shared.slices.name(dir, name), NameKey::of(dir, name));
             for _ in 0..LOOKUPS_MAX {
-                let found = self.shared.look_first(cx, at, (dir, name)).await;
-                self.shared.looked_up(cx, (dir, name), found.as_ref());
-                let entry = found?;
-                match self.shared.look_at_home(cx, (entry, at), (dir, name)).await {
+                let (entry, home) = shared.look_first(cx, (at, key), place).await?;
+                if home == at {
+                    return Ok(entry);
+                }
+                match shared.look_at_home(cx, (entry, home), place).await {
                     Err(error) if is_gone(&error) => {} // replaced in between
                     outcome => return outcome,
                 }
@@ -134,7 +136,7 @@ impl FileSystem for PlacedFs {
         let made = shared.taught(cx, (at, [dir]), move || shared.at(at).make(cx, dir, name, what));
         Box::pin(async move {
             let made = made.await;
-            shared.looked_up(cx, (dir, name), made.as_ref());
+            shared.looked_up(cx, NameKey::of(dir, name), made.as_ref());
             let entry = made?;
             shared.met((dir, name), &entry);
             Ok(shared.said_by(at, entry))
@@ -191,8 +193,8 @@ impl FileSystem for PlacedFs {
                 RenameHow::NoReplace | RenameHow::Exchange => None,
             };
             // Both names are other files' now, or nobody's.
-            for place in [from, to] {
-                shared.last_found(cx, place);
+            for (dir, name) in [from, to] {
+                shared.last_found(cx, NameKey::of(dir, name));
             }
             let at = shared.removing(named, replaced);
             let has_both = shared.holders.is_empty() || shared.slices.name(to.0, to.1) == at;
@@ -255,13 +257,13 @@ impl FileSystem for PlacedFs {
                     };
                     let linked = linked.await;
                     let entry = holds.end(cx, linked).await?;
-                    shared.looked_up(cx, (dir, name), Ok(&entry));
+                    shared.looked_up(cx, NameKey::of(dir, name), Ok(&entry));
                     shared.met((dir, name), &entry);
                     return Ok(shared.said_by(home, entry));
                 }
                 outcome => outcome?,
             };
-            shared.looked_up(cx, (dir, name), Ok(&entry));
+            shared.looked_up(cx, NameKey::of(dir, name), Ok(&entry));
             shared.met((dir, name), &entry);
             match shared.at_home(&steps, entry, at).await {
                 // Removed since: it was there, with these attributes.
@@ -328,15 +330,16 @@ impl FileSystem for PlacedFs {
         Box::pin(async move {
             // A file that must be new is made once. Another one may be cut in a replay slot at its home, and
             // no request waits for a slot while it keeps one.
-            let steps = if how.exclusive { cx.in_steps() } else { cx.clone() };
-            let cx = &steps;
+            let steps = how.exclusive.then(|| cx.in_steps());
+            let cx = steps.as_ref().unwrap_or(cx);
             let at = self.shared.slices.name(dir, name);
             let uncut = CreateHow { open: how.open.without_truncation(), ..how };
             let shared = &*self.shared;
-            let before = shared.last_found(cx, (dir, name));
+            let key = NameKey::of(dir, name);
+            let before = shared.last_found(cx, key);
             let create = || shared.at(at).create(cx, dir, name, uncut);
             let created = shared.taught(cx, (at, [dir]), create).await?;
-            shared.looked_up(cx, (dir, name), Ok(&created.0));
+            shared.looked_up(cx, key, Ok(&created.0));
             shared.met((dir, name), &created.0);
             // Of a new file there is nothing to cut, nor of an empty one that somebody else has made since.
             let is_new =

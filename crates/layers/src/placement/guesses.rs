@@ -3,9 +3,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use dray_core::{FileId, Name, fnv1a};
-
-use super::hash::mix;
+use super::last_lookups::NameKey;
 use super::slices::SliceIndex;
 
 /// Names that are remembered. One that falls together with another takes its place.
@@ -21,27 +19,28 @@ impl Default for HomeGuesses {
 }
 
 impl HomeGuesses {
-    fn place(&self, dir: FileId, name: &Name) -> (&AtomicU32, u32) {
-        let hash = mix(mix(dir.ino) ^ fnv1a(name.as_bytes()));
+    fn place(&self, NameKey(hash): NameKey) -> (&AtomicU32, u32) {
         (&self.0[hash as usize % GUESSES], (hash >> 32) as u32 & 0xffff_0000)
     }
 
     /// The slice that had the file of this name. A guess: another name may have the same hash.
-    pub(super) fn of(&self, dir: FileId, name: &Name) -> Option<SliceIndex> {
-        let (place, tag) = self.place(dir, name);
+    pub(super) fn of(&self, key: NameKey) -> Option<SliceIndex> {
+        let (place, tag) = self.place(key);
         let known = place.load(Ordering::Relaxed);
         let slice = (known & 0xffff).checked_sub(1)?;
         (known & 0xffff_0000 == tag).then_some(SliceIndex(slice as u16))
     }
 
-    pub(super) fn note(&self, dir: FileId, name: &Name, SliceIndex(slice): SliceIndex) {
-        let (place, tag) = self.place(dir, name);
+    pub(super) fn note(&self, key: NameKey, SliceIndex(slice): SliceIndex) {
+        let (place, tag) = self.place(key);
         place.store(tag | (u32::from(slice) + 1) & 0xffff, Ordering::Relaxed);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use dray_core::{FileId, Name};
+
     use super::*;
 
     #[test]
@@ -51,12 +50,12 @@ mod tests {
         let names: Vec<String> = (0..GUESSES / 8).map(|number| format!("file{number}")).collect();
         let slice = |number: usize| SliceIndex(number as u16 % 240);
         for (number, name) in names.iter().enumerate() {
-            let name = Name::new(name.as_bytes()).unwrap();
-            assert_eq!(guesses.of(dir, name), None);
-            guesses.note(dir, name, slice(number));
+            let key = NameKey::of(dir, Name::new(name.as_bytes()).unwrap());
+            assert_eq!(guesses.of(key), None);
+            guesses.note(key, slice(number));
         }
         let known = |(number, name): (usize, &String)| {
-            guesses.of(dir, Name::new(name.as_bytes()).unwrap()) == Some(slice(number))
+            guesses.of(NameKey::of(dir, Name::new(name.as_bytes()).unwrap())) == Some(slice(number))
         };
         let known = names.iter().enumerate().filter(|one| known(*one)).count();
         assert!(known > names.len() * 8 / 10, "{known} of {}", names.len());

@@ -55,8 +55,7 @@ impl FoundName {
 /// A lookup, or what has made the file of the name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct NameLookup {
-    /// A hash of directory and name.
-    key: u64,
+    key: NameKey,
     node: NodeId,
     thread: Pid,
     found: FoundName,
@@ -72,28 +71,33 @@ impl Default for LastLookups {
     }
 }
 
-fn key_of((dir, name): (FileId, &Name)) -> u64 {
-    mix(mix(dir.ino ^ mix(dir.generation)) ^ fnv1a(name.as_bytes()))
+/// A hash of a directory and a name in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NameKey(pub(super) u64);
+
+impl NameKey {
+    pub(super) fn of(dir: FileId, name: &Name) -> NameKey {
+        NameKey(mix(mix(dir.ino ^ mix(dir.generation)) ^ fnv1a(name.as_bytes())))
+    }
 }
 
 impl LastLookups {
-    fn place(&self, key: u64) -> MutexGuard<'_, Option<NameLookup>> {
+    fn place(&self, NameKey(key): NameKey) -> MutexGuard<'_, Option<NameLookup>> {
         let place = &self.0[key as usize % LOOKUPS_MAX];
         place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The name leads to `found`, as far as the thread of this request knows. In some containers threads have no
     /// numbers: of these nothing is remembered.
-    fn note(&self, cx: &Context, place: (FileId, &Name), found: FoundName) {
-        let (key, node, thread) = (key_of(place), cx.origin.node, cx.pid);
+    fn note(&self, cx: &Context, key: NameKey, found: FoundName) {
+        let (node, thread) = (cx.origin.node, cx.pid);
         let lookup = NameLookup { key, node, thread, found, at: dray_rt::now() };
         *self.place(key) = (thread != Pid(0)).then_some(lookup);
     }
 
     /// What the last lookup of this name has found, if it was made by the same thread a moment ago. It counts once:
     /// the change that follows makes it wrong.
-    fn take(&self, cx: &Context, place: (FileId, &Name)) -> Option<FoundName> {
-        let key = key_of(place);
+    fn take(&self, cx: &Context, key: NameKey) -> Option<FoundName> {
         let lookup = self.place(key).take_if(|lookup| lookup.key == key)?;
         let is_own = lookup.node == cx.origin.node && lookup.thread == cx.pid;
         (is_own && dray_rt::now() - lookup.at <= LOOKUP_LASTS).then_some(lookup.found)
@@ -108,31 +112,26 @@ impl PlacedServers {
         self.holders.is_empty() && !self.slices.placement().fails_over()
     }
 
-    /// A lookup for the caller has ended so.
-    pub(super) fn looked_up(
-        &self,
-        cx: &Context,
-        place: (FileId, &Name),
-        outcome: Result<&Entry, &Error>,
-    ) {
+    /// A lookup for the caller has ended so, or the making of what has the name.
+    pub(super) fn looked_up(&self, cx: &Context, key: NameKey, outcome: Result<&Entry, &Error>) {
         if !self.expects() {
             return;
         }
         match outcome {
-            Ok(entry) => self.places.lookups.note(cx, place, FoundName::of(entry)),
+            Ok(entry) => self.places.lookups.note(cx, key, FoundName::of(entry)),
             Err(error) if error.errno() == Errno::ENOENT => {
-                self.places.lookups.note(cx, place, FoundName::Absent);
+                self.places.lookups.note(cx, key, FoundName::Absent);
             }
-            Err(_) => drop(self.places.lookups.take(cx, place)),
+            Err(_) => drop(self.places.lookups.take(cx, key)),
         }
     }
 
     /// What the thread of this request has just found by this name, which it is about to change.
-    pub(super) fn last_found(&self, cx: &Context, place: (FileId, &Name)) -> Option<FoundName> {
+    pub(super) fn last_found(&self, cx: &Context, key: NameKey) -> Option<FoundName> {
         if !self.expects() {
             return None;
         }
-        self.places.lookups.take(cx, place)
+        self.places.lookups.take(cx, key)
     }
 }
 
@@ -150,35 +149,35 @@ mod tests {
         Context::new(NodeId(node), RequestId(0), Identity::system(), Pid(number))
     }
 
-    fn place(text: &str) -> (FileId, &Name) {
-        (DIR, Name::new(text.as_bytes()).unwrap())
+    fn key(dir: FileId, text: &str) -> NameKey {
+        NameKey::of(dir, Name::new(text.as_bytes()).unwrap())
     }
 
     #[test]
     fn a_lookup_counts_once_and_for_its_own_thread() {
         let (lookups, own) = (LastLookups::default(), thread(1, 5));
         for other in [thread(1, 6), thread(2, 5)] {
-            lookups.note(&own, place("a"), FILE);
-            assert_eq!(lookups.take(&other, place("a")), None);
-            assert_eq!(lookups.take(&own, place("a")), None, "the other has changed the name");
+            lookups.note(&own, key(DIR, "a"), FILE);
+            assert_eq!(lookups.take(&other, key(DIR, "a")), None);
+            assert_eq!(lookups.take(&own, key(DIR, "a")), None, "the other has changed the name");
         }
-        lookups.note(&own, place("a"), FILE);
-        assert_eq!(lookups.take(&own, place("b")), None);
-        assert_eq!(lookups.take(&own, (FileId { generation: 2, ..DIR }, place("a").1)), None);
-        assert_eq!(lookups.take(&own, place("a")), Some(FILE));
-        assert_eq!(lookups.take(&own, place("a")), None);
+        lookups.note(&own, key(DIR, "a"), FILE);
+        assert_eq!(lookups.take(&own, key(DIR, "b")), None);
+        assert_eq!(lookups.take(&own, key(FileId { generation: 2, ..DIR }, "a")), None);
+        assert_eq!(lookups.take(&own, key(DIR, "a")), Some(FILE));
+        assert_eq!(lookups.take(&own, key(DIR, "a")), None);
     }
 
     #[test]
     fn the_last_of_several_threads_counts() {
         let (lookups, [one, other]) = (LastLookups::default(), [1, 2].map(|pid| thread(1, pid)));
-        lookups.note(&one, place("a"), FILE);
-        lookups.note(&other, place("a"), FoundName::Absent);
-        assert_eq!(lookups.take(&one, place("a")), None);
+        lookups.note(&one, key(DIR, "a"), FILE);
+        lookups.note(&other, key(DIR, "a"), FoundName::Absent);
+        assert_eq!(lookups.take(&one, key(DIR, "a")), None);
         let unknown = thread(1, 0);
-        lookups.note(&one, place("a"), FILE);
-        lookups.note(&unknown, place("a"), FILE);
-        assert_eq!([&one, &unknown].map(|cx| lookups.take(cx, place("a"))), [None; 2]);
+        lookups.note(&one, key(DIR, "a"), FILE);
+        lookups.note(&unknown, key(DIR, "a"), FILE);
+        assert_eq!([&one, &unknown].map(|cx| lookups.take(cx, key(DIR, "a"))), [None; 2]);
     }
 
     #[test]
@@ -187,9 +186,9 @@ mod tests {
         simulation.block_on(async {
             let (lookups, own) = (LastLookups::default(), thread(1, 5));
             for (wait, found) in [(LOOKUP_LASTS / 2, Some(FILE)), (LOOKUP_LASTS * 2, None)] {
-                lookups.note(&own, place("a"), FILE);
+                lookups.note(&own, key(DIR, "a"), FILE);
                 sleep(wait).await;
-                assert_eq!(lookups.take(&own, place("a")), found);
+                assert_eq!(lookups.take(&own, key(DIR, "a")), found);
             }
         });
     }

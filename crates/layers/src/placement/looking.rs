@@ -2,6 +2,7 @@
 
 use dray_core::{Attr, Context, Entry, Fate, FileId, FileType, Name, Result};
 
+use super::last_lookups::NameKey;
 use super::servers::PlacedServers;
 use super::slices::SliceIndex;
 
@@ -19,38 +20,39 @@ impl PlacedServers {
     }
 
     /// A lookup at the directory's server, for a caller who may open the file next. It is opened ahead at its home
-    /// only.
+    /// only. Answers the home, too.
     pub(super) async fn look_first(
         &self,
         cx: &Context,
-        at: SliceIndex,
+        (at, key): (SliceIndex, NameKey),
         (dir, name): (FileId, &Name),
-    ) -> Result<Entry> {
-        let expected = self.guesses.of(dir, name);
-        let entry = match expected == Some(at) || self.slices.count() == 1 {
-            true => self.look_at(cx, at, (dir, name)).await?,
-            false => self.look_at(&cx.only_looking(), at, (dir, name)).await?,
+    ) -> Result<(Entry, SliceIndex)> {
+        let expected = self.guesses.of(key);
+        let looked = match expected == Some(at) || self.slices.count() == 1 {
+            true => self.look_at(cx, at, (dir, name)).await,
+            false => self.look_at(&cx.only_looking(), at, (dir, name)).await,
         };
+        self.looked_up(cx, key, looked.as_ref());
+        let entry = looked?;
         let home = self.slices.home(entry.id);
         if expected != Some(home) {
-            self.guesses.note(dir, name, home);
+            self.guesses.note(key, home);
         }
-        Ok(entry)
+        Ok((entry, home))
     }
 
-    /// What [`look_first`](Self::look_first) has found, with the attributes that the home has. The home looks at the
-    /// name of a regular file, because it may open the file then. What it finds counts if it is the same file.
-    /// The home is asked behind the name's server, so that both leases on the attributes count (ADR 0056). What the
+    /// What [`look_first`](Self::look_first) has found at another server than the home, with the attributes that
+    /// the home has. The home looks at the name of a regular file, because it may open the file then. What it finds
+    /// counts if it is the same file. The home is asked behind the name's server, so that both leases on the attributes count (ADR 0056). What the
     /// home leases of the name counts for nothing: another server changes it.
     pub(super) async fn look_at_home(
         &self,
         cx: &Context,
-        (entry, answering): (Entry, SliceIndex),
+        (entry, home): (Entry, SliceIndex),
         (dir, name): (FileId, &Name),
     ) -> Result<Entry> {
-        let home = self.slices.home(entry.id);
         let regular = entry.attr.file_type() == FileType::Regular;
-        if home != answering && regular && !self.learn() {
+        if regular && !self.learn() {
             if let Some(attr) = self.leased(entry.id) {
                 return Ok(with_attributes(entry, attr));
             }
@@ -61,7 +63,7 @@ impl PlacedServers {
                 Ok(_) | Err(_) => {}
             }
         }
-        self.at_home(cx, entry, answering).await
+        Ok(with_attributes(entry, self.getattr(cx, entry.id).await?))
     }
 
     /// The attributes of `entry` as its home server has them, which `answering` may not be. The file

@@ -8,6 +8,7 @@ use dray_core::{
 };
 
 use super::guesses::HomeGuesses;
+use super::last_lookups::NameKey;
 use super::places::{FilePlace, FilePlaces};
 use super::slices::{SliceIndex, Slices};
 
@@ -69,7 +70,7 @@ impl PlacedServers {
         cx: &Context,
         (dir, name): (FileId, &Name),
     ) -> Option<FileId> {
-        if let Some(found) = self.last_found(cx, (dir, name)) {
+        if let Some(found) = self.last_found(cx, NameKey::of(dir, name)) {
             return found.file();
         }
         let at = self.slices.name(dir, name);
