@@ -183,7 +183,9 @@ part_opens() {
     done
 }
 
-# What placement costs a request that stays on one server: the same server with and without it.
+# What placement costs a request that stays on one server: the same server with and without it. A request is one of
+# the kernel to the mount. A read is 1, a stat 2, an open and close 4, a create and unlink 6. `placement_cpu_us` is the
+# largest of the four quotients.
 part_placement() {
     local round serial placed loads="rand4k create stat_cold open_close unlink"
     mkdir "$STORE/placement"
