@@ -1,5 +1,6 @@
 //! Clients and servers in one process, over simulated networks and over sockets.
 
+mod appearing_names;
 mod audit_link;
 mod call_admission;
 mod change_notifications;

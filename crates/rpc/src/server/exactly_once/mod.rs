@@ -6,4 +6,5 @@ pub(crate) mod maker;
 pub(crate) mod needs;
 pub(crate) mod plan;
 pub(crate) mod settle;
+mod settle_rename;
 pub(crate) mod slots;

@@ -157,6 +157,15 @@ async fn repeat(session: &ServerSession, file: FileId, span: Span) -> Plan {
     Plan::new(intent, session.export.ranges.change(file, span).await, None)
 }
 
+/// What a look at a name has found. None: nothing, or the change fails as the look does.
+fn entry_or_none(found: Result<Entry>) -> Result<Option<Entry>> {
+    match found {
+        Ok(entry) => Ok(Some(entry)),
+        Err(error) if bars_the_change(error.errno()) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// A name in a directory.
 type NameIn<'a> = (FileId, &'a [u8]);
 
@@ -181,20 +190,37 @@ impl Inspection<'_> {
 
     /// The entry that has this name, if there is one.
     async fn find(&self, dir: FileId, name: &[u8]) -> Result<Option<Entry>> {
-        let Ok(name) = Name::new(name) else { return Ok(None) }; // the change will find out
+        entry_or_none(self.look(dir, name).await)
+    }
+
+    /// The entry of a name that the change takes away. Errors: the answer. The name is absent, also to the caller.
+    ///
+    /// The servers of a cluster do not keep each other's changes of names apart. Another one may give the name to
+    /// a file behind this look. A change that is noted as one that found nothing must not take that file away. The
+    /// next server would take it for one that was not made. So what finds nothing is not carried out.
+    async fn find_to_take(&self, dir: FileId, name: &[u8]) -> Result<Option<Entry>> {
+        let mut found = self.look(dir, name).await;
+        if let (Err(Errno::ENOENT), Ok(name)) =
+            (found.as_ref().map_err(|error| error.errno()), Name::new(name))
+        {
+            found = self.session.export.fs.lookup(&self.caller.uncounted(), dir, name).await;
+            if found.as_ref().is_err_and(|error| error.errno() == Errno::ENOENT) {
+                return found.map(Some);
+            }
+        }
+        entry_or_none(found)
+    }
+
+    async fn look(&self, dir: FileId, name: &[u8]) -> Result<Entry> {
+        let name = Name::new(name)?;
         let fs = &*self.session.export.fs;
-        let found = match fs.lookup(&self.cx, dir, name).await {
+        match fs.lookup(&self.cx, dir, name).await {
             // Some file systems deny the super-user (root_squash of NFS). A caller that may change
             // the name may look it up.
             Err(error) if matches!(error.errno(), Errno::EACCES | Errno::EPERM) => {
                 fs.lookup(&self.caller.uncounted(), dir, name).await
             }
             found => found,
-        };
-        match found {
-            Ok(entry) => Ok(Some(entry)),
-            Err(error) if bars_the_change(error.errno()) => Ok(None),
-            Err(error) => Err(error),
         }
     }
 
@@ -248,7 +274,9 @@ impl Inspection<'_> {
     }
 
     async fn remove(mut self, name: NameIn<'_>) -> Result<Plan> {
-        let (grant, entry) = self.at_a_name(name).await?;
+        let grant = self.ranges().change(name.0, Span::ALL).await;
+        let entry = self.find_to_take(name.0, name.1).await?;
+        (name, entry.as_ref().map(|entry| entry.id)).put(&mut self.intent);
         if let Some(victim) = &entry {
             self.keep(victim).await;
         }
@@ -272,9 +300,12 @@ impl Inspection<'_> {
         let (grant, second) = self.ranges().change_both(one, two).await;
         (from, to).put(&mut self.intent);
         how.put(&mut self.intent);
-        let source = self.find(from.0, from.1).await?;
+        let source = self.find_to_take(from.0, from.1).await?;
         source.map(|entry| entry.id).put(&mut self.intent);
-        let victim = self.find(to.0, to.1).await?;
+        let victim = match how {
+            RenameHow::Exchange => self.find_to_take(to.0, to.1).await?,
+            RenameHow::Replace | RenameHow::NoReplace => self.find(to.0, to.1).await?,
+        };
         victim.as_ref().map(|entry| entry.id).put(&mut self.intent);
         if let (RenameHow::Replace, Some(victim)) = (how, &victim) {
             self.keep(victim).await;

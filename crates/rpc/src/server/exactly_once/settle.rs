@@ -9,10 +9,11 @@
 //! that set something, such as a write at an offset, need no decision. They are made again, and
 //! nobody else gets at the same before.
 
-use dray_core::{Entry, Errno, Error, FileId, FileSystem, FileType, Name, Op, RenameHow, Result};
+use dray_core::{Entry, Errno, Error, FileId, FileSystem, FileType, Name, Op, Result};
 
 use crate::server::as_server;
 use crate::server::exactly_once::maker::Maker;
+use crate::server::exactly_once::settle_rename::settle_rename;
 use crate::server::journal::INTENT_MAX_BYTES;
 use crate::server::ranges::Span;
 use crate::server::reply::Reply;
@@ -37,7 +38,7 @@ pub(crate) fn unknown() -> Reply {
 }
 
 /// Why it is not known what came of a change.
-enum Unsettled {
+pub(super) enum Unsettled {
     /// The intent says nothing: it is none of ours.
     Malformed,
     /// The file system cannot report what is there, for example because its disk fails.
@@ -50,7 +51,7 @@ impl From<Malformed> for Unsettled {
     }
 }
 
-type Looked<T> = std::result::Result<T, Unsettled>;
+pub(super) type Looked<T> = std::result::Result<T, Unsettled>;
 
 /// A change that was cut short: the ranges held for it, and how to make it again.
 pub(crate) struct CutShortChange {
@@ -164,7 +165,7 @@ async fn settle_known(
         Trace::Created => settle_made(fs, intent, background, true).await,
         Trace::Linked => settle_link(fs, intent).await,
         Trace::Removed => settle_remove(fs, intent).await,
-        Trace::Renamed => settle_rename(fs, intent).await,
+        Trace::Renamed => settle_rename(fs, intent, background.lost).await,
         Trace::Written => settle_write(fs, intent).await,
         Trace::Copied => settle_copy(intent),
         Trace::Put => settle_put(fs, intent, background).await,
@@ -246,7 +247,7 @@ pub(super) fn is_regular(entry: &Entry) -> bool {
 }
 
 /// The entry that has this name now.
-async fn find(fs: &dyn FileSystem, dir: FileId, name: &[u8]) -> Looked<Option<Entry>> {
+pub(super) async fn find(fs: &dyn FileSystem, dir: FileId, name: &[u8]) -> Looked<Option<Entry>> {
     let Ok(name) = Name::new(name) else { return Ok(None) }; // no file system takes it
     match fs.lookup(&as_server::of_nobody(), dir, name).await {
         Ok(entry) => Ok(Some(entry)),
@@ -275,7 +276,7 @@ pub(super) fn bars_the_change(errno: Errno) -> bool {
 /// Whether both are one file, each id being of another server epoch: on file systems without
 /// handles all but its number is another then. Nobody can have put another file with that number in
 /// its place.
-fn is_same(one: Option<FileId>, other: Option<FileId>) -> bool {
+pub(super) fn is_same(one: Option<FileId>, other: Option<FileId>) -> bool {
     matches!((one, other), (Some(one), Some(other)) if one.ino == other.ino)
 }
 
@@ -382,25 +383,6 @@ async fn settle_remove(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settlement>
     } else {
         Settlement::Undone
     })
-}
-
-async fn settle_rename(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settlement> {
-    let mut input = Input(intent);
-    let from: (FileId, &[u8]) = input.get()?;
-    let to: (FileId, &[u8]) = input.get()?;
-    let how: RenameHow = input.get()?;
-    let source: Option<FileId> = input.get()?;
-    let victim: Option<FileId> = input.get()?;
-    let now_from = find(fs, from.0, from.1).await?.map(|entry| entry.id);
-    let now_to = find(fs, to.0, to.1).await?.map(|entry| entry.id);
-    // Two names of one file: renaming does nothing, and may be repeated.
-    let moved = !is_same(source, victim) && is_same(now_to, source);
-    let applied = moved
-        && match how {
-            RenameHow::Exchange => is_same(now_from, victim),
-            _ => !is_same(now_from, source),
-        };
-    Ok(if applied { Settlement::Done(Box::new(Reply::success(()))) } else { Settlement::Undone })
 }
 
 async fn settle_write(fs: &dyn FileSystem, intent: &[u8]) -> Looked<Settlement> {

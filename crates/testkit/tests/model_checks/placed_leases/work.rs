@@ -61,8 +61,6 @@ impl Subject {
 pub struct Work {
     /// How long a client rests at most.
     pause: Duration,
-    /// A removal may be answered as if the name had been absent, and have removed it.
-    removals_repeat: bool,
     /// One at each server.
     dirs: Vec<FileId>,
     /// The files of `Links` and `Moved`.
@@ -100,8 +98,7 @@ impl Work {
             }
         }
         let dirs: Vec<FileId> = dirs.into_iter().flatten().collect();
-        let mut work =
-            Work { pause, removals_repeat: placement.fails_over(), dirs, ..Work::default() };
+        let mut work = Work { pause, dirs, ..Work::default() };
         for number in 0..SERVERS {
             // Their attributes are not at the server of the name.
             let at = usize::from(placement.directory(work.dirs[number]).0);
@@ -205,9 +202,6 @@ impl Work {
                 let (cx, dir) = (client.cx(), self.dirs[dir]);
                 let kind = match client.fs.remove(&cx, dir, name(GIVEN), RemoveKind::File).await {
                     Ok(()) => RegisterOp::Write(0),
-                    // Where servers are succeeded it may have removed what another client gave the name to meanwhile
-                    // (ADR 0060).
-                    Err(error) if self.removals_repeat => RegisterOp::Write(absent(error)),
                     Err(error) => RegisterOp::Read(absent(error)),
                 };
                 self.end(subject, begun, kind);
