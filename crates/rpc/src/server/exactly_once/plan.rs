@@ -243,8 +243,28 @@ impl Inspection<'_> {
         Ok((grant, entry))
     }
 
+    /// The same of a name that the change gives away. Errors: the answer. There is such a name, also to the caller:
+    /// another server may take it away behind this look, as in [`find_to_take`](Self::find_to_take).
+    async fn at_a_new_name(
+        &mut self,
+        (dir, name): NameIn<'_>,
+    ) -> Result<(RangeGrant, Option<Entry>)> {
+        let grant = self.ranges().change(dir, Span::ALL).await;
+        let mut entry = self.find(dir, name).await?;
+        if let (Some(_), Ok(name)) = (&entry, Name::new(name)) {
+            let caller = self.caller.uncounted();
+            match self.session.export.fs.lookup(&caller, dir, name).await {
+                Ok(_) => return Err(Errno::EEXIST.into()),
+                Err(error) if error.errno() == Errno::ENOENT => entry = None,
+                Err(_) => {} // the change fails as well
+            }
+        }
+        ((dir, name), entry.as_ref().map(|entry| entry.id)).put(&mut self.intent);
+        Ok((grant, entry))
+    }
+
     async fn make(mut self, name: NameIn<'_>, file_type: u32) -> Result<Plan> {
-        let (grant, entry) = self.at_a_name(name).await?;
+        let (grant, entry) = self.at_a_new_name(name).await?;
         if entry.is_none() {
             (None::<(FileId, bool)>, self.maker(file_type, 0)).put(&mut self.intent);
         }
@@ -252,7 +272,10 @@ impl Inspection<'_> {
     }
 
     async fn create(mut self, name: NameIn<'_>, how: CreateHow) -> Result<Plan> {
-        let (grant, entry) = self.at_a_name(name).await?;
+        let (grant, entry) = match how.exclusive {
+            true => self.at_a_new_name(name).await?,
+            false => self.at_a_name(name).await?,
+        };
         let Some(entry) = entry else {
             (None::<(FileId, bool)>, self.maker(libc::S_IFREG, 0)).put(&mut self.intent);
             return Ok(Plan::new(self.intent, grant, None));
@@ -268,7 +291,7 @@ impl Inspection<'_> {
     }
 
     async fn link(mut self, id: FileId, name: NameIn<'_>) -> Result<Plan> {
-        let (grant, _) = self.at_a_name(name).await?;
+        let (grant, _) = self.at_a_new_name(name).await?;
         id.put(&mut self.intent);
         Ok(Plan::new(self.intent, grant, None))
     }
