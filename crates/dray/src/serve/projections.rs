@@ -165,6 +165,11 @@ fn export_of(definition: &Definition, position: usize) -> Result<ExportPlan, Str
             "leases belongs into [projection.NAME], since clients have to know it".to_owned()
         );
     }
+    if options.get("write_leases").and_then(toml::Value::as_bool) == Some(true) {
+        return Err(
+            "write_leases: the servers of a projection lease no writes; leave it out".to_owned()
+        );
+    }
     if definition.leases {
         options.insert("leases".into(), true.into());
     }
@@ -297,6 +302,7 @@ mod tests {
         assert_eq!(plain, other);
     }
 
+    // proves: P326
     #[test]
     fn what_cannot_be_served_is_refused_in_words() {
         let replaced =
@@ -314,5 +320,10 @@ mod tests {
         assert!(exports("", None, &[]).unwrap_err().contains("there is no [projection.NAME]"));
         let said = exports(&format!("{THREE}failover = true"), Some("tcp://io1"), &[]).unwrap_err();
         assert!(said.contains("failover needs a table [cluster]"), "{said}");
+        let leases = "leases = true\n[projection.scratch.export]\nwrite_leases =";
+        let with = |value| exports(&format!("{THREE}{leases} {value}"), Some("tcp://io1"), &[]);
+        assert!(with("false").unwrap()[0].leases);
+        let said = with("true").unwrap_err();
+        assert!(said.contains("a projection lease no writes; leave it out"), "{said}");
     }
 }

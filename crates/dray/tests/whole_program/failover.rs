@@ -10,20 +10,20 @@ use dray_testkit::etcd::Etcd;
 use serde_json::Value;
 
 /// The longest pause of an application when any process dies.
-const FAILOVER_MAX: Duration = Duration::from_secs(5);
+pub const FAILOVER_MAX: Duration = Duration::from_secs(5);
 
 /// A lease, and what etcd and the survivors need behind it.
 const TAKEOVER_MAX: Duration = Duration::from_secs(4);
 
 /// Three servers, the rig of the first one mounts, and etcd.
-struct Cluster {
-    servers: Vec<Rig>,
+pub struct Cluster {
+    pub servers: Vec<Rig>,
     _etcd: Etcd,
 }
 
 impl Cluster {
     /// None: etcd is not installed, which has been said.
-    fn new(layout: &str) -> Option<Cluster> {
+    pub fn new(layout: &str) -> Option<Cluster> {
         let servers: Vec<Rig> = (0..3).map(|_| Rig::new()).collect();
         let dir = servers[0].path("etcd");
         fs::create_dir(&dir).unwrap();
@@ -48,14 +48,18 @@ impl Cluster {
         Some(cluster)
     }
 
-    fn serve(&mut self, number: usize) {
+    pub fn serve(&mut self, number: usize) {
         let file = self.servers[0].path("projections.toml");
         let log = self.servers[number].path("log");
         self.servers[number].serve_logging(&log, &["--projections", file.to_str().unwrap()]);
     }
 
     fn mount(&mut self, number: usize, name: &str) -> PathBuf {
-        self.servers[number].mount_export("scratch", name, "")
+        self.mount_with(number, name, "")
+    }
+
+    pub fn mount_with(&mut self, number: usize, name: &str, options: &str) -> PathBuf {
+        self.servers[number].mount_export("scratch", name, options)
     }
 
     /// The address of a server, as the definition has it.
@@ -95,7 +99,7 @@ impl Cluster {
     }
 
     /// Each server serves what it is the home of, and has a backup that could take over.
-    fn is_settled(&self) -> bool {
+    pub fn is_settled(&self) -> bool {
         (0..3).all(|number| {
             let failover = self.failover(number);
             let slices = failover["slices"].as_array().cloned().unwrap_or_default();
@@ -130,7 +134,7 @@ fn short(slice: &Value) -> &str {
 }
 
 /// Waits until each application has gone on, and answers how long the slowest stood still.
-fn standstill(load: &Load, cluster: &Cluster, dead: usize) -> Duration {
+pub fn standstill(load: &Load, cluster: &Cluster, dead: usize) -> Duration {
     let survivors: Vec<usize> = (0..3).filter(|number| *number != dead).collect();
     let begun = Instant::now();
     wait_for("the survivors to serve", || {

@@ -146,7 +146,7 @@ fn read_projection(
     }
     if let Some(layout) = layout.filter(|_| written.leases) {
         let one_hash = data_hash == meta_hash && !written.spread_creates;
-        check_leases(layout, (one_hash, failover), &mut note);
+        check_leases(layout, one_hash, &mut note);
     }
     match (layout, data_hash, meta_hash) {
         (Some(layout), Some(data_hash), Some(meta_hash)) if errors.is_empty() => Ok(Definition {
@@ -170,13 +170,7 @@ fn read_projection(
 }
 
 /// `one_hash`: each directory's names are at the server of its attributes.
-fn check_leases(layout: Layout, (one_hash, failover): (bool, bool), note: &mut impl FnMut(String)) {
-    if failover {
-        note(
-            "leases and failover do not go together: leave one of them out (failover = false)"
-                .to_owned(),
-        );
-    }
+fn check_leases(layout: Layout, one_hash: bool, note: &mut impl FnMut(String)) {
     match layout {
         Layout::Cluster => {}
         Layout::LoadBalance => note(
@@ -458,6 +452,7 @@ mod tests {
         assert!(one.leases && one.fingerprint() != plain.fingerprint());
         assert!(!plain.canonical().contains("leases"), "it has the fingerprint of before");
         assert!(parse_definitions(&one.canonical()).unwrap()[0].leases);
+        assert!(with("cluster", "failover = true").unwrap().leases);
         for (layout, more, hint) in [
             ("cluster-stripe", "", "several servers"),
             ("file", "", "several servers"),
@@ -465,7 +460,7 @@ mod tests {
             ("loadbalance", "", "immutable"),
             ("cluster", "spread_creates = true", "meta_hash"),
             ("cluster", "meta_hash = 'jenkins'", "meta_hash"),
-            ("cluster", "failover = true", "failover = false"),
+            ("cluster-stripe", "failover = true", "several servers"),
         ] {
             let said = with(layout, more).unwrap_err();
             assert!(said.contains(hint), "{layout} {more}: {said}");

@@ -27,8 +27,7 @@ use crate::placed_leases::run::{Clients, Servers, run, simulated};
 use crate::placed_leases::{CLIENTS, SERVERS, death_in_one_run_of_two, definition, disk, pick};
 use crate::site::placement_over;
 
-/// Definitions with failover and leases are refused as yet (ADR 0060). Who has what does not depend on leases.
-const LAYOUT: &str = "layout = \"cluster\"\nfailover = true";
+const LAYOUT: &str = "layout = \"cluster\"\nfailover = true\nleases = true";
 /// How long clients believe what is leased, and how long a hold lasts at most. A client believes longer than a
 /// takeover takes, as it does outside of simulations.
 const TERM: Duration = Duration::from_secs(3);
@@ -467,6 +466,7 @@ fn simulate(seed: u64, plan: Plan, how: Clients) -> Result<(u64, u64), String> {
     Ok((spared?, moves))
 }
 
+// proves: P324, P325
 #[test]
 fn what_servers_with_failover_lease_is_never_stale() {
     let (mut spared, mut moves) = (0, 0);
@@ -493,6 +493,7 @@ fn is_found_out(plan: Plan, mut seeds: Range<u64>) {
 }
 
 /// Why a server asks the clients of the server before it.
+// proves: P324
 #[test]
 fn a_server_that_asks_nobody_of_before_lets_others_see_old_state() {
     is_found_out(
@@ -502,6 +503,7 @@ fn a_server_that_asks_nobody_of_before_lets_others_see_old_state() {
 }
 
 /// Why a server leases nothing while holds of the server before it may count.
+// proves: P325
 #[test]
 fn a_server_that_leases_at_once_leases_what_a_client_that_died_was_changing() {
     is_found_out(
