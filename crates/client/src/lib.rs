@@ -24,6 +24,6 @@ pub use target::Target;
 pub use dray_rpc::auth::Key;
 pub use dray_rpc::client::{
     ChannelStats, ClientSession, ConnectError, DirtyLogSummary, KeptWritesStatus,
-    LeaseMemoryStatus, LeaseWish, LossEvent, RemoteFs, SessionMemory, SessionStatus,
-    UnsyncedStatus, WriteBackOptions, dirty_log_summaries,
+    LeaseMemoryStatus, LeaseWish, LocalLogDisk, LossEvent, RemoteFs, SessionMemory, SessionStatus,
+    UnsyncedStatus, WriteBackOptions, dirty_log_summaries, left_dirty_bytes,
 };

@@ -193,6 +193,12 @@ impl ClientConnection {
         begun.all(|session| session.has_leases())
     }
 
+    /// Whether all servers that this client has met lease writes to those who ask for that.
+    pub fn has_write_leases(&self) -> bool {
+        let mut begun = self.sessions.iter().filter(|session| session.has_begun());
+        begun.all(|session| session.has_write_leases())
+    }
+
     /// Gives the calling thread channels of its own, as long as there are not too many.
     pub fn attach_here(&self) {
         self.sessions.iter().for_each(ClientSession::attach_here);

@@ -2,10 +2,11 @@
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use dray_cache::{CacheOptions, CacheRules};
-use dray_client::{Key, WriteBackOptions};
+use dray_client::{Key, LocalLogDisk, WriteBackOptions};
 use dray_core::IO_MAX_BYTES;
 use dray_fuse::{Consistency, MountFlags, TransportWish};
 
@@ -309,7 +310,7 @@ impl MountPlan {
         options.try_for_each(|one| plan.set(one, auth))?;
         let may_have = plan.consistency == Consistency::Strict && plan.leases != LeaseChoice::No;
         if plan.keeps_writes() && !may_have {
-            let option = if plan.write_leases { "write_leases" } else { "cache_write=back" };
+            let option = plan.keeping_option();
             let what = format!("mount option `{option}`: it needs consistency=strict and leases");
             return Err(Failure::usage(what));
         }
@@ -336,11 +337,17 @@ impl MountPlan {
         self.write_leases || self.cache_writes_back
     }
 
+    /// The option by which they are kept.
+    pub fn keeping_option(&self) -> &'static str {
+        if self.write_leases { "write_leases" } else { "cache_write=back" }
+    }
+
     /// How writes are kept on the local disk, for a daemon of this supervisor.
     pub fn write_back(&self, supervisor: u32) -> Option<WriteBackOptions> {
         let dir = self.cache.as_ref().filter(|_| self.cache_writes_back)?;
         Some(WriteBackOptions {
             dir: dirty_dir(dir),
+            disk: Arc::new(LocalLogDisk),
             bytes_max: self.cache_dirty_bytes,
             age_max: self.cache_dirty_age,
             supervisor: Some(supervisor),

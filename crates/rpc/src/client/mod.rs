@@ -34,7 +34,10 @@ mod upper_leases;
 pub use audit::{AuditError, AuditLink};
 pub use channel::ChannelStats;
 pub use connect_error::ConnectError;
-pub use dirty_log::{DirtyLogSummary, WriteBackOptions, dirty_log_summaries};
+pub use dirty_log::{
+    DirtyLogSummary, LocalLogDisk, LogDisk, LogFile, LogLock, WriteBackOptions,
+    dirty_log_summaries, dirty_log_summaries_on, left_dirty_bytes, read_any_log, read_written_log,
+};
 pub use durability::{LossEvent, UnsyncedStatus};
 pub use fs::RemoteFs;
 pub use kept_writes::{KeptWritesStatus, LeftBehind};

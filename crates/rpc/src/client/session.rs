@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use dray_core::{Context, Errno, Error, FsInfo, NodeId, Result};
+use dray_core::{Context, Errno, Error, FsInfo, NodeId, Op, Result};
 use dray_fabric::Connect;
 
 use crate::auth::Key;
@@ -264,6 +264,11 @@ impl ClientSession {
     /// Whether this session wants leases and the server gives them.
     pub fn has_leases(&self) -> bool {
         self.link.leases.are_given()
+    }
+
+    /// Whether the server leases writes to this session.
+    pub fn has_write_leases(&self) -> bool {
+        self.has_leases() && self.link.server().has(Op::WriteBack)
     }
 
     /// Whether some callers are other users at the server than they say (`squash`), as the server

@@ -12,8 +12,8 @@ use dray_core::{
     Pid, RequestId, SessionControl, Write,
 };
 use dray_rpc::client::{
-    ClientOptions, ClientSession, KeptWritesStatus, LeftBehind, RemoteFs, SessionMemory,
-    WriteBackOptions, dirty_log_summaries,
+    ClientOptions, ClientSession, KeptWritesStatus, LeftBehind, LocalLogDisk, RemoteFs,
+    SessionMemory, WriteBackOptions, dirty_log_summaries,
 };
 use dray_rt::sync::oneshot;
 use dray_rt::{ExecutorHandle, Scope, sleep};
@@ -32,8 +32,8 @@ impl Disk {
 
     fn options(&self) -> ClientOptions {
         let age_max = Duration::from_secs(30);
-        let log =
-            WriteBackOptions { dir: self.dir(), bytes_max: 8 << 20, age_max, supervisor: None };
+        let (dir, disk) = (self.dir(), Arc::new(LocalLogDisk));
+        let log = WriteBackOptions { dir, disk, bytes_max: 8 << 20, age_max, supervisor: None };
         let aside = Some(self.0.path().join("aside"));
         ClientOptions { leases: KEEPS, aside, write_back: Some(log), ..client_options() }
     }

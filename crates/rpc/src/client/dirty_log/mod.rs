@@ -5,6 +5,8 @@
 //! writes in it and before it are at the server. Errors of the disk end the use of the log for a while, and nothing
 //! else. What it has is in memory, too, as long as the process lives.
 
+mod any_log;
+mod disk;
 mod left;
 mod record;
 mod scan;
@@ -12,17 +14,21 @@ mod segments;
 #[cfg(test)]
 mod tests;
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dray_core::NodeId;
 use dray_rt::{Instant, Pool, now};
 
-pub use self::left::{DirtyLogSummary, dirty_log_summaries};
+pub use self::any_log::{read_any_log, read_written_log};
+pub(crate) use self::disk::LogDir;
+pub use self::disk::{LocalLogDisk, LogDisk, LogFile, LogLock};
+pub use self::left::{
+    DirtyLogSummary, dirty_log_summaries, dirty_log_summaries_on, left_dirty_bytes,
+};
 pub(crate) use self::left::{LeftLog, left_logs};
 pub use self::record::DirtyLogIdentity;
 pub(crate) use self::record::{
@@ -44,6 +50,8 @@ const QUEUE_MAX: usize = 1024;
 pub struct WriteBackOptions {
     /// The directory of all logs of the machine. Each session has one below it.
     pub dir: PathBuf,
+    /// The disk that it is on.
+    pub disk: Arc<dyn LogDisk>,
     /// Dirty data at most, bytes.
     pub bytes_max: u64,
     /// The longest time until they are sent.
@@ -54,7 +62,7 @@ pub struct WriteBackOptions {
 
 /// The log of a session.
 pub(crate) struct DirtyLog {
-    dir: PathBuf,
+    dir: LogDir,
     bytes_max: u64,
     supervisor: Option<u32>,
     pool: Pool,
@@ -93,13 +101,16 @@ impl LoggedRange {
     }
 }
 
-/// The directory of the log of a client.
-pub(crate) fn log_dir(dir: &Path, node: NodeId) -> PathBuf {
-    dir.join(format!("{:016x}", node.0))
-}
+impl WriteBackOptions {
+    /// The directory of all logs.
+    pub(crate) fn logs(&self) -> LogDir {
+        LogDir { disk: self.disk.clone(), path: self.dir.clone() }
+    }
 
-fn segment_path(dir: &Path, number: u64) -> PathBuf {
-    dir.join(format!("{number:016x}.log"))
+    /// The directory of the log of a client.
+    fn log_of(&self, node: NodeId) -> LogDir {
+        self.logs().below(Path::new(&format!("{:016x}", node.0)))
+    }
 }
 
 /// Checksums in a segment begin with that.
@@ -112,7 +123,7 @@ impl DirtyLog {
     pub(crate) fn new(options: &WriteBackOptions, node: NodeId) -> DirtyLog {
         let state = State { segments: Segments::default(), paused_until: None };
         DirtyLog {
-            dir: log_dir(&options.dir, node),
+            dir: options.log_of(node),
             bytes_max: options.bytes_max,
             supervisor: options.supervisor,
             pool: Pool::new("dray-dirty", THREADS_MAX, QUEUE_MAX),
@@ -128,7 +139,7 @@ impl DirtyLog {
     /// What a process before this one has left, which this one goes on with. Nothing if the disk does not answer:
     /// the log says so.
     pub(crate) fn inherit(&self) -> FoundLog {
-        let found = self.dir.is_dir().then(|| {
+        let found = self.dir.is_there().then(|| {
             let found = scan(&self.dir)?;
             self.lock().segments.inherit(&self.dir, &found)?;
             io::Result::Ok(found)
@@ -136,14 +147,14 @@ impl DirtyLog {
         match found {
             Some(Ok(found)) => {
                 if found.torn_bytes > 0 {
-                    let dir = self.dir.display();
+                    let dir = self.dir.path.display();
                     log::warn!("{dir}: {} bytes of the log are no whole records", found.torn_bytes);
                 }
                 found
             }
             Some(Err(error)) => {
                 self.failed(&error);
-                let dir = self.dir.display();
+                let dir = self.dir.path.display();
                 log::error!("{dir}: what was kept there cannot be read, and stays there: {error}");
                 FoundLog::default()
             }
@@ -216,16 +227,16 @@ impl DirtyLog {
     pub(crate) fn remove(&self) {
         let mut state = self.lock();
         state.segments = Segments::default();
-        match fs::remove_dir_all(&self.dir) {
+        match self.dir.disk.remove_dir(&self.dir.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                log::warn!("{}: {error}", self.dir.display());
+                log::warn!("{}: {error}", self.dir.path.display());
             }
             _ => {}
         }
     }
 
     pub(crate) fn dir(&self) -> &Path {
-        &self.dir
+        &self.dir.path
     }
 
     /// How often the disk has failed.
@@ -241,7 +252,7 @@ impl DirtyLog {
     fn failed_locked(&self, state: &mut State, error: &io::Error) {
         self.errors.fetch_add(1, Ordering::Relaxed);
         if !is_paused(state) {
-            let (dir, seconds) = (self.dir.display(), PAUSE.as_secs());
+            let (dir, seconds) = (self.dir.path.display(), PAUSE.as_secs());
             log::warn!("{dir}: {error}; writes go to the server for {seconds} s");
         }
         state.paused_until = Some(now() + PAUSE);

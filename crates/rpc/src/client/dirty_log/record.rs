@@ -162,7 +162,7 @@ pub(super) fn get(seed: u64, bytes: &[u8]) -> Option<(LogRecord, std::ops::Range
     (has_data || data_bytes == 0).then_some((record, data_at..data_at + data_bytes))
 }
 
-fn decode(body: &[u8]) -> Result<LogRecord, Malformed> {
+pub(super) fn decode(body: &[u8]) -> Result<LogRecord, Malformed> {
     let mut input = Input(body);
     let record = match input.get()? {
         Kind::Head => LogRecord::Head(input.get()?, input.get()?),

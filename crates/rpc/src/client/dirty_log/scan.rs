@@ -1,14 +1,13 @@
 //! Reads the log of a process or machine that has died.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::{self, File};
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::io;
 
 use dray_core::FileId;
 
+use super::disk::LogDir;
 use super::record::{DirtyLogIdentity, LogRecord, SendingRecord, WriteRecord, get};
-use super::{SEGMENT_MAX_BYTES, seed_of, segment_path};
+use super::{SEGMENT_MAX_BYTES, seed_of};
 use crate::wire::WriteBase;
 
 /// Writes of one file that were kept, in their order.
@@ -54,28 +53,20 @@ pub(crate) struct FoundLog {
 }
 
 /// Reads all segments in `dir`. Errors: those of the disk.
-pub(crate) fn scan(dir: &Path) -> io::Result<FoundLog> {
+pub(crate) fn scan(dir: &LogDir) -> io::Result<FoundLog> {
     let mut reading = Reading::default();
     for number in segment_numbers(dir)? {
-        let mut bytes = Vec::new();
         // A segment is longer by one record at most.
-        File::open(segment_path(dir, number))?
-            .take(2 * SEGMENT_MAX_BYTES)
-            .read_to_end(&mut bytes)?;
+        let bytes = dir.disk.read(&dir.segment(number), 2 * SEGMENT_MAX_BYTES)?;
         reading.segment(number, &bytes);
     }
     Ok(reading.found())
 }
 
 /// The numbers of the segments in a directory, in their order. None of a directory that is not there.
-pub(super) fn segment_numbers(dir: &Path) -> io::Result<Vec<u64>> {
-    let entries = match fs::read_dir(dir) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries?,
-    };
+pub(super) fn segment_numbers(dir: &LogDir) -> io::Result<Vec<u64>> {
     let mut numbers = Vec::new();
-    for entry in entries {
-        let path = PathBuf::from(entry?.file_name());
+    for path in dir.names()? {
         let is_segment = path.extension().is_some_and(|ending| ending == "log");
         let stem = path.file_stem().and_then(|stem| stem.to_str()).filter(|_| is_segment);
         numbers.extend(stem.and_then(|stem| u64::from_str_radix(stem, 16).ok()));
@@ -85,7 +76,7 @@ pub(super) fn segment_numbers(dir: &Path) -> io::Result<Vec<u64>> {
 }
 
 #[derive(Default)]
-struct Reading {
+pub(super) struct Reading {
     found: FoundLog,
     /// Where each file is in the list.
     places: HashMap<FileId, usize>,
@@ -105,7 +96,7 @@ struct SentWrites {
 }
 
 impl Reading {
-    fn segment(&mut self, number: u64, bytes: &[u8]) {
+    pub(super) fn segment(&mut self, number: u64, bytes: &[u8]) {
         let (seed, mut at) = (seed_of(number), 0);
         let mut is_first = true;
         while let Some((record, data)) = get(seed, &bytes[at..]) {
@@ -164,7 +155,7 @@ impl Reading {
     }
 
     /// What is at the server is taken out.
-    fn found(mut self) -> FoundLog {
+    pub(super) fn found(mut self) -> FoundLog {
         for file in &mut self.found.files {
             let Some(sent) = self.sent.get(&file.id) else { continue };
             file.writes.retain(|write| write.record.number > sent.last);

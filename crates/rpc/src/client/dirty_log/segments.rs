@@ -1,16 +1,17 @@
 //! The segments of a log, as the process that writes it has them.
 
 use std::collections::VecDeque;
-use std::fs::{self, DirBuilder, File};
+use std::fs;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::disk::{LogDir, LogFile, LogLock};
 use super::record::{self, DirtyLogIdentity, LogRecord, WriteRecord};
 use super::scan::FoundLog;
-use super::{LoggedRange, SEGMENT_MAX_BYTES, seed_of, segment_path};
+use super::{LoggedRange, SEGMENT_MAX_BYTES, seed_of};
+
+/// More says nobody who starts processes.
+const SUPERVISOR_MAX_BYTES: u64 = 4 << 10;
 
 /// The session of a log, and who starts its processes.
 pub(super) struct LogOwner<'a> {
@@ -28,14 +29,14 @@ pub(super) struct Segments {
     next_write: u64,
     next_segment: u64,
     /// Held as long as the process lives: nobody else writes what is here to its files.
-    lock: Option<File>,
+    lock: Option<LogLock>,
     dir_is_synced: bool,
     buffer: Vec<u8>,
 }
 
 struct Segment {
     number: u64,
-    file: Arc<File>,
+    file: Arc<dyn LogFile>,
     len_bytes: u64,
     synced_bytes: u64,
     /// Bytes of the records of writes that are not sent.
@@ -46,14 +47,14 @@ struct Segment {
 
 /// What is to be brought to media.
 pub(super) struct UnsyncedSegments {
-    segments: Vec<(u64, u64, Arc<File>)>,
-    dir: Option<PathBuf>,
+    segments: Vec<(u64, u64, Arc<dyn LogFile>)>,
+    dir: Option<LogDir>,
 }
 
 /// The files of that.
 pub(super) struct UnsyncedFiles {
-    files: Vec<Arc<File>>,
-    dir: Option<PathBuf>,
+    files: Vec<Arc<dyn LogFile>>,
+    dir: Option<LogDir>,
 }
 
 impl UnsyncedSegments {
@@ -66,38 +67,20 @@ impl UnsyncedSegments {
 impl UnsyncedFiles {
     pub(super) fn sync(&self) -> io::Result<()> {
         self.files.iter().try_for_each(|file| file.sync_data())?;
-        let Some(dir) = &self.dir else { return Ok(()) };
-        File::open(dir)?.sync_all()?;
-        dir.parent().map_or(Ok(()), |above| File::open(above)?.sync_all())
+        self.dir.as_ref().map_or(Ok(()), LogDir::sync)
     }
-}
-
-/// Locks a log for this process. None: another one has it.
-pub(super) fn lock(dir: &Path) -> io::Result<Option<File>> {
-    let file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .mode(0o600)
-        .open(dir.join("lock"))?;
-    // SAFETY: no memory is passed.
-    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-        return Ok(Some(file));
-    }
-    let error = io::Error::last_os_error();
-    if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) }
 }
 
 impl Segments {
     /// Goes on behind what a process before this one has left.
-    pub(super) fn inherit(&mut self, dir: &Path, found: &FoundLog) -> io::Result<()> {
-        let held = lock(dir)?;
+    pub(super) fn inherit(&mut self, dir: &LogDir, found: &FoundLog) -> io::Result<()> {
+        let held = dir.lock()?;
         self.lock = Some(held.ok_or_else(|| io::Error::other("another process has it"))?);
         for (number, len_bytes) in &found.segments {
-            let file = File::options().write(true).open(segment_path(dir, *number))?;
+            let file = dir.disk.open(&dir.segment(*number))?;
             self.segments.push_back(Segment {
                 number: *number,
-                file: Arc::new(file),
+                file,
                 len_bytes: *len_bytes,
                 synced_bytes: 0,
                 live_bytes: 0,
@@ -136,7 +119,7 @@ impl Segments {
     /// Appends a write. None: it is longer than a record may be.
     pub(super) fn note(
         &mut self,
-        dir: &Path,
+        dir: &LogDir,
         owner: &LogOwner<'_>,
         write: WriteRecord,
         data: &[u8],
@@ -163,21 +146,20 @@ impl Segments {
         self.put(record, &[]).map(drop)
     }
 
-    fn begin_segment(&mut self, dir: &Path, owner: &LogOwner<'_>) -> io::Result<()> {
+    fn begin_segment(&mut self, dir: &LogDir, owner: &LogOwner<'_>) -> io::Result<()> {
         if self.lock.is_none() {
-            DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-            let held = lock(dir)?;
+            dir.disk.make_dir(&dir.path)?;
+            let held = dir.lock()?;
             self.lock = Some(held.ok_or_else(|| io::Error::other("another process has it"))?);
             let supervisor = owner.supervisor.map(process_name).unwrap_or_default();
-            fs::write(dir.join("supervisor"), supervisor)?;
+            dir.disk.write(&dir.supervisor(), supervisor.as_bytes())?;
         }
         let number = self.next_segment;
         self.next_segment += 1;
-        let path = segment_path(dir, number);
-        let file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
+        let file = dir.disk.create(&dir.segment(number))?;
         self.segments.push_back(Segment {
             number,
-            file: Arc::new(file),
+            file,
             len_bytes: 0,
             synced_bytes: 0,
             live_bytes: 0,
@@ -190,7 +172,7 @@ impl Segments {
         if begun.is_err() {
             // Nothing that is behind it could be read.
             self.segments.pop_back();
-            let _ = fs::remove_file(segment_path(dir, number)); // as far as it was made
+            let _ = dir.disk.remove_file(&dir.segment(number)); // as far as it was made
         }
         begun.map(drop)
     }
@@ -202,14 +184,14 @@ impl Segments {
         if !record::put(seed_of(last.number), record, data, &mut self.buffer) {
             return Ok(false);
         }
-        last.file.write_all_at(&self.buffer, last.len_bytes)?;
+        last.file.write_at(&self.buffer, last.len_bytes)?;
         last.len_bytes += self.buffer.len() as u64;
         Ok(true)
     }
 
     /// What a batch had is at the server. Segments that nobody needs any more are removed, the oldest first. What a
     /// record says about an earlier segment holds for as long as that is there.
-    pub(super) fn release(&mut self, dir: &Path, range: &LoggedRange) {
+    pub(super) fn release(&mut self, dir: &LogDir, range: &LoggedRange) {
         for (number, bytes) in &range.segments {
             if let Some(segment) = self.segment(*number) {
                 segment.live_bytes = segment.live_bytes.saturating_sub(*bytes);
@@ -217,20 +199,21 @@ impl Segments {
         }
         while self.segments.len() > 1 && self.segments[0].live_bytes == 0 {
             let gone = self.segments.pop_front().expect("there is one");
-            if let Err(error) = fs::remove_file(segment_path(dir, gone.number)) {
-                log::warn!("{}: {error}", segment_path(dir, gone.number).display());
+            let path = dir.segment(gone.number);
+            if let Err(error) = dir.disk.remove_file(&path) {
+                log::warn!("{}: {error}", path.display());
             }
         }
     }
 
     /// Errors: a sync before has failed, and what it was about is not at the server yet.
-    pub(super) fn unsynced(&self, dir: &Path) -> io::Result<UnsyncedSegments> {
+    pub(super) fn unsynced(&self, dir: &LogDir) -> io::Result<UnsyncedSegments> {
         if self.segments.iter().any(|one| one.is_spoiled && one.live_bytes > 0) {
             return Err(io::Error::other("a sync before has failed"));
         }
         let dirty = self.segments.iter().filter(|one| one.synced_bytes < one.len_bytes);
         let segments = dirty.map(|one| (one.number, one.len_bytes, one.file.clone())).collect();
-        Ok(UnsyncedSegments { segments, dir: (!self.dir_is_synced).then(|| dir.to_owned()) })
+        Ok(UnsyncedSegments { segments, dir: (!self.dir_is_synced).then(|| dir.clone()) })
     }
 
     pub(super) fn spoiled(&mut self, what: &UnsyncedSegments) {
@@ -269,8 +252,9 @@ fn start_of(pid: u32) -> Option<String> {
 }
 
 /// Whether the process that is to start another one for this log is still there.
-pub(super) fn is_supervised(dir: &Path) -> bool {
-    let noted = fs::read_to_string(dir.join("supervisor")).unwrap_or_default();
+pub(super) fn is_supervised(dir: &LogDir) -> bool {
+    let noted = dir.disk.read(&dir.supervisor(), SUPERVISOR_MAX_BYTES).unwrap_or_default();
+    let noted = String::from_utf8_lossy(&noted).into_owned();
     let pid = noted.split(' ').next().and_then(|pid| pid.parse::<u32>().ok());
     pid.is_some_and(|pid| start_of(pid).is_some() && process_name(pid) == noted)
 }

@@ -12,7 +12,12 @@ const NODE: NodeId = NodeId(5);
 
 fn options(dir: &Path) -> WriteBackOptions {
     let (dir, age_max) = (dir.to_owned(), Duration::from_secs(30));
-    WriteBackOptions { dir, bytes_max: 64 << 20, age_max, supervisor: None }
+    let disk = Arc::new(LocalLogDisk);
+    WriteBackOptions { dir, disk, bytes_max: 64 << 20, age_max, supervisor: None }
+}
+
+fn log_dir(dir: &Path, node: NodeId) -> LogDir {
+    options(dir).log_of(node)
 }
 
 fn identity() -> DirtyLogIdentity {
@@ -69,7 +74,7 @@ fn the_next_process_finds_what_is_not_sent() {
         let base = WriteBase { size: 3, ..write(0).base };
         log.sent(SentRecord { id, last: first.last, base }, &first);
         assert_eq!(found(dir.path()), [(1, 3, b"two".to_vec()), (2, 0, b"other".to_vec())]);
-        let again = scan(log.dir()).unwrap();
+        let again = scan(&log_dir(dir.path(), NODE)).unwrap();
         assert_eq!((again.files[0].base, again.files[0].under_way), (base, None));
         let last = note(&log, 1, 9, b"three");
         assert!(last.last > under_way.last + 1, "numbers go on");
@@ -85,7 +90,7 @@ fn a_log_with_a_torn_end_goes_on() {
     let log = DirtyLog::new(&options(dir.path()), NODE);
     let (first, id) = (note(&log, 1, 0, b"one"), FileId { ino: 1, generation: 1 });
     note(&log, 2, 0, b"two");
-    let path = segment_path(log.dir(), 0);
+    let path = log_dir(dir.path(), NODE).segment(0);
     drop(log);
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, [&bytes[..], &[7; 100]].concat()).unwrap();
@@ -106,10 +111,18 @@ fn a_write_is_upon_the_state_that_its_writer_knew_last() {
     note(&log, 1, 3, b"two");
     let base = WriteBase { size: 3, ..write(0).base };
     log.sent(SentRecord { id, last: first.last, base }, &first);
-    assert_eq!(scan(log.dir()).unwrap().files[0].base, base, "noted before that was known");
+    assert_eq!(
+        scan(&log_dir(dir.path(), NODE)).unwrap().files[0].base,
+        base,
+        "noted before that was known"
+    );
     log.sent(SentRecord { id, last: first.last + 1, base }, &LoggedRange::default());
     note(&log, 1, 6, b"three");
-    assert_eq!(scan(log.dir()).unwrap().files[0].base, write(0).base, "it says so itself");
+    assert_eq!(
+        scan(&log_dir(dir.path(), NODE)).unwrap().files[0].base,
+        write(0).base,
+        "it says so itself"
+    );
 }
 
 // proves: P312
@@ -120,7 +133,7 @@ fn segments_go_in_their_order_when_nothing_in_them_is_left() {
     let data = vec![1; RECORD_MAX_BYTES];
     let id = FileId { ino: 1, generation: 1 };
     let ranges: Vec<_> = (0..40).map(|at| note(&log, 1, at << 20, &data)).collect();
-    let segments = || scan::segment_numbers(log.dir()).unwrap().len();
+    let segments = || scan::segment_numbers(&log_dir(dir.path(), NODE)).unwrap().len();
     assert_eq!(segments(), 3);
     let sent = |range: &LoggedRange| {
         log.sent(SentRecord { id, last: range.last, base: write(0).base }, range);
@@ -141,7 +154,7 @@ fn a_log_that_is_torn_or_hostile_gives_what_is_whole() {
     let log = DirtyLog::new(&options(dir.path()), NODE);
     let all: Vec<_> = (0..20).map(|at| (1 + at % 3, at * 10, vec![at as u8; 30])).collect();
     all.iter().for_each(|(ino, at, data)| _ = note(&log, *ino, *at, data));
-    let path = segment_path(log.dir(), 0);
+    let path = log_dir(dir.path(), NODE).segment(0);
     let bytes = fs::read(&path).unwrap();
     let mut random = 1u64;
     let mut draw = |below: usize| {
@@ -165,13 +178,44 @@ fn a_log_that_is_torn_or_hostile_gives_what_is_whole() {
     }
 }
 
+/// As the fuzz target does, with bytes by chance.
+// proves: P340
+#[test]
+fn hostile_logs_are_read_to_their_end_and_written_ones_come_back() {
+    let mut random = 1u64;
+    for round in 0..300 {
+        let mut bytes: Vec<u8> = Vec::new();
+        for _ in 0..round % 100 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            bytes.extend_from_slice(&random.to_le_bytes()[3..]);
+        }
+        read_any_log(&bytes);
+        read_written_log(&bytes);
+    }
+    // A body that is sound in itself, with numbers that no log has.
+    let mut bytes = Vec::new();
+    let sent = SentRecord { last: u64::MAX, ..sent_of(1) };
+    for record in [LogRecord::Write(write(u64::MAX)), LogRecord::Sent(sent)] {
+        let mut frame = Vec::new();
+        assert!(record::put(1, &record, &[], &mut frame));
+        bytes.push(u8::try_from(frame.len() - 16).unwrap());
+        bytes.extend_from_slice(&frame[16..]);
+    }
+    read_any_log(&bytes);
+}
+
+fn sent_of(last: u64) -> SentRecord {
+    SentRecord { id: FileId { ino: 7, generation: 8 }, last, base: write(0).base }
+}
+
 // proves: P313
 #[test]
 fn a_log_is_left_to_others_when_its_processes_have_ended() {
     let dir = tempfile::tempdir().unwrap();
     let log = DirtyLog::new(&options(dir.path()), NODE);
     note(&log, 1, 0, b"data");
-    let left = |own| left_logs(dir.path(), own).unwrap().len();
+    let left_bytes = || left_dirty_bytes(dir.path()).unwrap();
+    let left = |own| left_logs(&options(dir.path()).logs(), own).unwrap().len();
     let summary = dirty_log_summaries(dir.path()).unwrap();
     assert_eq!((summary[0].bytes, summary[0].files, summary[0].is_in_use), (4, 1, true));
     assert_eq!((left(NodeId(6)), left(NODE)), (0, 0), "its process lives");
@@ -183,7 +227,9 @@ fn a_log_is_left_to_others_when_its_processes_have_ended() {
     note(&log, 1, 0, b"data");
     drop(log);
     assert_eq!(left(NodeId(6)), 1, "somebody is about to go on with the other one");
-    fs::write(log_dir(dir.path(), NodeId(7)).join("supervisor"), "1 0 boot").unwrap();
+    assert_eq!(left_bytes(), 4);
+    fs::write(log_dir(dir.path(), NodeId(7)).supervisor(), "1 0 boot").unwrap();
     assert_eq!(left(NodeId(6)), 2, "of another start of the machine");
     assert!(!dirty_log_summaries(dir.path()).unwrap()[0].is_in_use);
+    assert_eq!(left_bytes(), 8);
 }

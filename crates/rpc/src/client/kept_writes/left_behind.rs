@@ -51,12 +51,12 @@ impl ClientSession {
         for log in logs {
             let before = sum.left;
             for file in &log.found.files {
-                self.write_left(&log.dir, file, &mut sum).await;
+                self.write_left(&log.dir.path, file, &mut sum).await;
             }
             if sum.left == before
                 && let Err(error) = log.remove()
             {
-                log::warn!("{}: {error}", log.dir.display());
+                log::warn!("{}: {error}", log.dir.path.display());
             }
         }
         if sum != LeftBehind::default() {
@@ -72,7 +72,7 @@ impl ClientSession {
 
     fn own_left_logs(&self, options: &WriteBackOptions) -> io::Result<Vec<LeftLog>> {
         let identity = identity_of(self);
-        let mut logs = left_logs(&options.dir, self.node())?;
+        let mut logs = left_logs(&options.logs(), self.node())?;
         // One without segments is of a process that died before its first write.
         logs.retain(|log| {
             log.found.segments.is_empty() || log.found.identity.as_ref() == Some(&identity)
