@@ -9,6 +9,7 @@ use dray_layers::metrics::{Metrics, PrometheusText};
 
 use crate::metrics_http::MetricKind::{Counter, Gauge};
 use crate::metrics_http::{head, label_value, sample};
+use crate::status::left_over::LeftOver;
 use crate::status::report::MountReport;
 
 /// All of them; `calls` has seen every call that was made for the mount's applications.
@@ -25,6 +26,7 @@ pub fn text(report: &MountReport, calls: &Arc<Metrics>) -> String {
     kernel(&stats, &labels, &mut text);
     server(report, &labels, &mut text);
     kept_writes(&report.sessions(), &labels, &mut text);
+    left_over(report, &labels, &mut text);
     unsynced(&report.unsynced(), &labels, &mut text);
     text
 }
@@ -54,6 +56,24 @@ fn kept_writes(sessions: &[SessionStatus], labels: &str, text: &mut String) {
         let name = "dray_mount_kept_write_disk_errors_total";
         head(text, name, Counter, "Errors of the local disk that has what is kept.");
         sample(text, name, labels, sum(|one| one.disk_errors.unwrap_or(0)));
+    }
+}
+
+/// What is in no file, where writes are kept.
+fn left_over(report: &MountReport, labels: &str, text: &mut String) {
+    let Some(left) = LeftOver::of(report) else { return };
+    for (name, help, value) in [
+        (
+            "left_log_bytes",
+            "Dirty data in logs of mounts that are gone; mount their export again.",
+            left.log_bytes,
+        ),
+        ("aside_files", "Files that are kept aside; nothing removes them.", left.aside_files),
+        ("aside_bytes", "What these take on the disk.", left.aside_bytes),
+    ] {
+        let name = format!("dray_mount_{name}");
+        head(text, &name, Gauge, help);
+        sample(text, &name, labels, value);
     }
 }
 

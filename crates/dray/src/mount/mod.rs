@@ -257,7 +257,7 @@ impl Mount {
     }
 
     async fn greet(&self) -> Result<Offered, ConnectError> {
-        let leases = lease_wish(self.plan.asks_for_leases(), false);
+        let leases = lease_wish(self.plan.asks_for_leases(), self.plan.keeps_writes());
         let options = ConnectOptions { leases, ..self.client_options() };
         let memory = ClientMemory::Heap;
         let session =
@@ -269,6 +269,14 @@ impl Mount {
                 "{}: nothing is leased there, so each name and all attributes are asked for each time; let the \
                  export have `leases` (of a projection, its definition)",
                 self.target
+            );
+        }
+        if self.plan.keeps_writes() && leases && !session.has_write_leases() {
+            log::warn!(
+                "{}: no writes are leased there, so `{}` does nothing, and each write goes to the server; let the export \
+                 have `write_leases` (not possible for projections and exports that are forwarded)",
+                self.target,
+                self.plan.keeping_option()
             );
         }
         session.goodbye();

@@ -2,6 +2,7 @@
 
 mod columns;
 mod failover_table;
+pub(crate) mod left_over;
 pub(crate) mod report;
 mod servers;
 pub(crate) mod status_table;

@@ -22,6 +22,7 @@ use crate::mount::{aside_dir, flusher};
 use crate::serve::export_state::{DirectoryState, ExportState};
 use crate::serve::qos::{self, QosControl};
 use crate::serve::slices::{self, SlicesByProjection};
+use crate::status::left_over::LeftOver;
 use crate::status::servers::servers;
 
 /// What is said of a server beside what it says itself.
@@ -349,6 +350,11 @@ impl MountReport {
             "known_files": stats.nodes,
             "open_files": stats.handles,
             "server": server(&sessions),
+            "left_over": LeftOver::of(self).map(|left| json!({
+                "log_bytes": left.log_bytes,
+                "aside_files": left.aside_files,
+                "aside_bytes": left.aside_bytes,
+            })),
             "aside_dir": keeps_writes.then(|| aside_dir(&self.known.at).display().to_string()),
             "projection": self.session.projection().map(|projection| json!({
                 "name": projection.definition.name,

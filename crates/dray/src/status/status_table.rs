@@ -238,6 +238,16 @@ fn leases_and_cache(report: &Value, out: &mut String) {
             );
         }
     }
+    let left = &report["left_over"];
+    if ["log_bytes", "aside_files"].iter().any(|what| left[what].as_u64() > Some(0)) {
+        let said = format!(
+            "  left over: {} in logs of mounts that are gone, {} files aside ({})",
+            size(&left["log_bytes"]),
+            left["aside_files"],
+            size(&left["aside_bytes"]),
+        );
+        line(out, &said);
+    }
     let cache = &report["cache"];
     if let Some(dir) = cache["dir"].as_str() {
         let (hits, stored) = (size(&cache["hit_bytes"]), size(&cache["stored_bytes"]));

@@ -10,7 +10,7 @@ use crate::common;
 use crate::common::daemons::{daemon, has_ended, signal, supervisor, wait_for_daemon};
 use crate::common::disks::{detach, unmount};
 use crate::common::{Rig, on_transports, wait_for};
-use crate::write_leases::{below, close, kept, serve, status};
+use crate::write_leases::{below, close, kept, serve, serve_with, status};
 use serde_json::Value;
 
 fn options(rig: &Rig, transport: &str) -> String {
@@ -130,7 +130,7 @@ fn kill_all(at: &Path) {
     detach(at);
 }
 
-// proves: P313, P318
+// proves: P313, P318, P342
 #[test]
 fn the_next_mount_writes_what_was_dirty_when_the_machine_died() {
     if common::skipped() {
@@ -154,6 +154,30 @@ fn the_next_mount_writes_what_was_dirty_when_the_machine_died() {
     let data = files.filter(|path| path.extension().is_some_and(|ending| ending == "data"));
     assert_eq!(data.map(|path| fs::read(path).unwrap()).collect::<Vec<_>>(), [b"mine"]);
     assert_eq!(stats(&rig)["dirty_bytes"], 0);
+    let left = &status(&rig, &again)["left_over"];
+    assert_eq!((&left["log_bytes"], &left["aside_files"]), (&0.into(), &1.into()));
+    assert!(left["aside_bytes"].as_u64().unwrap() > 0);
+    let said = rig.demand(&["status", again.to_str().unwrap()]);
+    assert!(
+        said.contains("left over: 0 B in logs of mounts that are gone, 1 files aside"),
+        "{said}"
+    );
+}
+
+// proves: P341
+#[test]
+fn a_mount_of_an_export_that_leases_no_writes_says_so() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    serve_with(&mut rig, "leases");
+    let options = options(&rig, "transport=classic");
+    let (at, said) = rig.mount_saying("back", &options);
+    assert!(said.contains("`cache_write=back` does nothing"), "{said}");
+    assert!(said.contains("let the export have `write_leases`"), "{said}");
+    fs::write(at.join("file"), "data").unwrap();
+    assert_eq!(below(&rig, "file"), "data");
 }
 
 /// The disk of the cache is full, and then gone.

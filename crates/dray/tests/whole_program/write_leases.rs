@@ -16,7 +16,12 @@ use serde_json::Value;
 const ASKING: u64 = 4;
 
 pub fn serve(rig: &mut Rig) {
-    let export = format!("data={},squash=none,leases,write_leases", rig.path("export").display());
+    serve_with(rig, "leases,write_leases");
+}
+
+/// The export with these options.
+pub fn serve_with(rig: &mut Rig, options: &str) {
+    let export = format!("data={},squash=none,{options}", rig.path("export").display());
     let listen = format!("unix://{}", rig.path("socket").display());
     let args = ["serve", "--export", &export, "--listen", &listen, "--state"];
     let mut command = rig.command(&args);

@@ -291,7 +291,22 @@ impl Rig {
         mounted.then_some(at)
     }
 
+    /// As [`Rig::mount`]. Answers what it said, too.
+    pub fn mount_saying(&mut self, name: &str, options: &str) -> (PathBuf, String) {
+        let target = self.target();
+        self.mount_with_output(Path::new(env!("CARGO_BIN_EXE_dray")), &target, (name, options))
+    }
+
     fn mount_target(&mut self, program: &Path, target: &str, name: &str, options: &str) -> PathBuf {
+        self.mount_with_output(program, target, (name, options)).0
+    }
+
+    fn mount_with_output(
+        &mut self,
+        program: &Path,
+        target: &str,
+        (name, options): (&str, &str),
+    ) -> (PathBuf, String) {
         let at = self.path(name);
         if !at.exists() {
             std::fs::create_dir(&at).unwrap(); // else it was mounted before
@@ -302,14 +317,15 @@ impl Rig {
         command.env("DRAY_STATE_DIR", self.path("mounts-state"));
         command.arg("mount").arg(target).arg(&at).args(["-o", options]);
         // On a busy machine a server says that it is ready before all exports are open, since one may hang.
+        let mut said = String::new();
         wait_for("the export is open, and mounted", || {
             let output = self.output(&command);
-            let said = String::from_utf8_lossy(&output.stderr);
+            said = String::from_utf8_lossy(&output.stderr).into_owned();
             let opens = said.contains("is not open yet");
             assert!(output.status.success() || opens, "mount: {}\n{said}", output.status);
             output.status.success()
         });
-        at
+        (at, said)
     }
 
     /// A mount has been moved there.

@@ -208,7 +208,7 @@ fn sent_of(last: u64) -> SentRecord {
     SentRecord { id: FileId { ino: 7, generation: 8 }, last, base: write(0).base }
 }
 
-// proves: P313
+// proves: P313, P342
 #[test]
 fn a_log_is_left_to_others_when_its_processes_have_ended() {
     let dir = tempfile::tempdir().unwrap();
