@@ -58,8 +58,13 @@ fn wrapped(text: &str) -> String {
 }
 
 /// Kinds that seeds do not choose from.
-const BESIDE: [WorkloadKind; 4] =
-    [WorkloadKind::Interleaved, WorkloadKind::Leased, WorkloadKind::Locked, WorkloadKind::Kept];
+const BESIDE: [WorkloadKind; 5] = [
+    WorkloadKind::Interleaved,
+    WorkloadKind::Leased,
+    WorkloadKind::Locked,
+    WorkloadKind::Kept,
+    WorkloadKind::WrittenBack,
+];
 
 /// A client leaves, and the power is lost: a kind of run of its own.
 const LEAVING: &str = "leaving";
@@ -78,7 +83,7 @@ struct Wanted {
     log: bool,
 }
 
-const SABOTAGES: [(&str, Sabotage); 40] = [
+const SABOTAGES: [(&str, Sabotage); 41] = [
     ("fence", Sabotage::ConnectionFence),
     ("locks", Sabotage::Locks),
     ("closes", Sabotage::Closes),
@@ -119,6 +124,7 @@ const SABOTAGES: [(&str, Sabotage); 40] = [
     ("write-lease-recalls", Sabotage::WriteLeaseRecalls),
     ("write-lease-restart", Sabotage::WriteLeaseRestart),
     ("dirty-over-newer", Sabotage::DirtyOverNewer),
+    ("local-syncs", Sabotage::LocalSyncs),
 ];
 
 /// What is called so, of an operation or as a whole.

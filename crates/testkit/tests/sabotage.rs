@@ -169,6 +169,20 @@ fn what_was_kept_is_written_over_what_is_newer() {
     found_out(Sabotage::DirtyOverNewer, &KEPT, "no order");
 }
 
+const WRITTEN_BACK: [Run; 1] = [Run::Of(WorkloadKind::WrittenBack)];
+
+// proves: P339
+#[test]
+fn what_was_left_in_a_log_is_written_over_what_is_newer() {
+    found_out(Sabotage::DirtyOverNewer, &WRITTEN_BACK, "no order");
+}
+
+// proves: P339
+#[test]
+fn syncs_of_a_log_that_are_answered_and_not_made() {
+    found_out(Sabotage::LocalSyncs, &WRITTEN_BACK, "no order");
+}
+
 // proves: P260
 #[test]
 fn a_server_that_does_not_wait_for_what_was_kept() {

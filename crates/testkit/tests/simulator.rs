@@ -94,6 +94,15 @@ fn what_is_kept_is_seen_by_all_or_reported() {
     }
 }
 
+/// With clients whose daemons die, and whose machines lose power, beside all that.
+// proves: P339
+#[test]
+fn what_is_synced_to_a_log_is_seen_by_all_or_kept_aside() {
+    for seed in 0..60 {
+        run_of(WorkloadKind::WrittenBack, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
 #[test]
 fn clients_in_turn_agree_with_the_model_whatever_goes_wrong() {
     for seed in 0..100 {

@@ -112,6 +112,9 @@ pub enum Sabotage {
     DirtyOverNewer,
     /// After its start a server does not wait for what clients have kept.
     WriteLeaseRestart,
+    /// Disks of clients answer syncs before anything is on media. The server has no part in that: the simulator's disks
+    /// do it.
+    LocalSyncs,
 }
 
 /// The promise that is broken in one server.

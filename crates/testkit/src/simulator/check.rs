@@ -31,7 +31,7 @@ pub(super) async fn after(world: &mut World, crashed: Option<usize>) -> Outcome<
             .map_err(|_| "a client's task died")?
             .map_err(client.failed("statfs after healing"))?;
         let lost = client.fs.session().status().lost;
-        if lost > 0 {
+        if lost > client.lost_before {
             return Err(format!("client {}'s session was lost", client.number));
         }
     }
@@ -122,7 +122,8 @@ async fn given_back(world: &mut World) -> Outcome<()> {
     sleep(SETTLED).await;
     let status = world.machine.status();
     for client in &status.clients {
-        if client.files > 0 {
+        // Nobody repeats the lookups of daemons that died, as a kernel does. They may have opened files ahead.
+        if client.files > 0 && world.machines.is_empty() {
             return Err(format!("{} files of {} are open", client.files, client.host));
         }
     }

@@ -15,6 +15,7 @@ use dray_rt::sync::oneshot;
 use dray_rt::{ExecutorHandle, Scope};
 
 use super::Outcome;
+use super::client_machine::ClientMachine;
 use super::fleet::SERVERS;
 use super::machine::EXPORT;
 use crate::step::identity;
@@ -88,33 +89,54 @@ pub(super) struct SimClient {
     pub(super) number: usize,
     pub(super) fs: RemoteFs,
     requests: Arc<AtomicU64>,
+    /// The machine, if it has a disk.
+    pub(super) machine: Option<ClientMachine>,
+    /// How often the server had forgotten the session before programs were there: a daemon may die while it mounts.
+    pub(super) lost_before: u64,
+}
+
+/// What a client of this host says when it mounts.
+pub(super) fn options(
+    host: &str,
+    MountHow { replay_bytes, limit, slice, leases: has_leases, keeps_writes }: MountHow,
+) -> ClientOptions {
+    ClientOptions {
+        export: slice.unwrap_or(EXPORT).into(),
+        key: None,
+        timeout: limit,
+        host: host.into(),
+        replay_bytes,
+        split_min_bytes: 8,
+        caches: true,
+        counts_on_one_user: false,
+        leases: if has_leases { leases(keeps_writes) } else { LeaseWish::No },
+        lease_share: None,
+        definition: 0,
+        group: None,
+        aside: None,
+        write_back: None,
+    }
 }
 
 impl SimClient {
+    pub(super) fn new(
+        number: usize,
+        fs: RemoteFs,
+        requests: Arc<AtomicU64>,
+        machine: Option<ClientMachine>,
+    ) -> SimClient {
+        let lost_before = fs.session().status().lost;
+        SimClient { number, fs, requests, machine, lost_before }
+    }
+
     /// Mounts. To be run on a [`ClientNode`] of this name.
     pub(super) async fn mount(
         network: &Network,
         name: &str,
         number: usize,
-        MountHow { replay_bytes, limit, slice, leases: has_leases, keeps_writes }: MountHow,
+        how: MountHow,
     ) -> SimClient {
-        let (export, host) = (slice.unwrap_or(EXPORT).into(), name.into());
-        let options = ClientOptions {
-            export,
-            key: None,
-            timeout: limit,
-            host,
-            replay_bytes,
-            split_min_bytes: 8,
-            caches: true,
-            counts_on_one_user: false,
-            leases: if has_leases { leases(keeps_writes) } else { LeaseWish::No },
-            lease_share: None,
-            definition: 0,
-            group: None,
-            aside: None,
-            write_back: None,
-        };
+        let (options, slice) = (options(name, how), how.slice);
         loop {
             let servers = SERVERS.map(|server| network.connector_from(name, server));
             let connector: Arc<dyn Connect> = match slice {
@@ -126,7 +148,7 @@ impl SimClient {
             if let Ok(session) = session {
                 session.attach_another();
                 let fs = RemoteFs::new(session);
-                return SimClient { number, fs, requests: Arc::new(AtomicU64::new(1)) };
+                return SimClient::new(number, fs, Arc::new(AtomicU64::new(1)), None);
             }
             dray_rt::sleep(Duration::from_millis(20)).await;
         }
@@ -134,7 +156,16 @@ impl SimClient {
 
     /// Of the next request, by root.
     pub(super) fn cx(&self) -> Context {
-        let request = RequestId(self.requests.fetch_add(1, Ordering::Relaxed));
+        self.cx_of(self.next_request())
+    }
+
+    /// The number of the next request.
+    pub(super) fn next_request(&self) -> RequestId {
+        RequestId(self.requests.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Of a request, as a kernel repeats it that has had no answer.
+    pub(super) fn cx_of(&self, request: RequestId) -> Context {
         Context::new(self.fs.session().node(), request, identity(0), Pid(self.number as u32 + 1))
     }
 

@@ -87,6 +87,8 @@ impl PairKind {
             | WorkloadKind::Leased
             | WorkloadKind::Locked
             | WorkloadKind::Kept => self == PairKind::OneMachine,
+            // Clients come back to one server.
+            WorkloadKind::WrittenBack => false,
         }
     }
 }

@@ -8,6 +8,9 @@
 
 mod check;
 mod client;
+mod client_crashes;
+mod client_disk;
+mod client_machine;
 mod eviction;
 mod faults;
 mod fleet;
@@ -31,6 +34,7 @@ use dray_rt::{DriverKind, Executor, random_u64, timeout};
 
 use crate::fixture::TempDir;
 use client::{ClientNode, MountHow, SimClient};
+use client_machine::ClientMachine;
 use fleet::Fleet;
 use machine::ServerMachine;
 use torment::RunPlan;
@@ -201,6 +205,8 @@ struct World {
     machine: ServerMachine,
     nodes: Vec<ClientNode>,
     clients: Vec<SimClient>,
+    /// Of clients that write back.
+    machines: Vec<ClientMachine>,
     work: Arc<dyn Workload>,
 }
 
@@ -209,20 +215,29 @@ async fn simulate(plan: &RunPlan, sabotage: Option<Sabotage>) -> Outcome<RunRepo
     let leases_max = if plan.few_leases { FEW_LEASES } else { usize::MAX };
     world.machine.lease(plan.kind.leases(), plan.kind.keeps_writes(), leases_max);
     world.machine.start().await;
+    if plan.kind.writes_back() {
+        let machines = (0..plan.clients).map(|_| plan.client_machine(sabotage));
+        world.machines = machines.collect();
+    }
     world.begin_work(plan).await?;
     let mut others = world.of_further_slices(plan);
     let further = plan.of_further_slice();
     for other in &mut others {
         other.begin_work(&further).await?;
     }
-    let all = std::iter::once((&world, plan)).chain(others.iter().map(|other| (other, &further)));
-    let torments =
-        all.map(|(world, plan)| -> Fut<'_, _> { Box::pin(torment::during(world, plan)) });
     let mut crashed = None;
-    for tormented in dray_rt::join_all(torments.collect()).await {
-        crashed = tormented?.or(crashed);
-    }
-    let gone = u64::from(crashed.is_some());
+    let gone = if plan.kind.writes_back() {
+        client_crashes::during(&mut world, plan).await?
+    } else {
+        let others = others.iter().map(|other| (other, &further));
+        let all = std::iter::once((&world, plan)).chain(others);
+        let torments =
+            all.map(|(world, plan)| -> Fut<'_, _> { Box::pin(torment::during(world, plan)) });
+        for tormented in dray_rt::join_all(torments.collect()).await {
+            crashed = tormented?.or(crashed);
+        }
+        u64::from(crashed.is_some())
+    };
     let (evictions, crashes) = if plan.evicts() { (gone, 0) } else { (0, gone) };
     let faults = FaultCounts::of(&world.machine, world.network.counts(), (crashes, evictions));
     world.check(crashed).await?;
@@ -259,7 +274,14 @@ impl World {
 
     fn of(machine: ServerMachine, plan: &RunPlan) -> World {
         let (network, work) = (machine.network().clone(), plan.kind.work(plan.clients));
-        World { network, machine, nodes: Vec::new(), clients: Vec::new(), work }
+        World {
+            network,
+            machine,
+            nodes: Vec::new(),
+            clients: Vec::new(),
+            machines: Vec::new(),
+            work,
+        }
     }
 
     /// The worlds of the other slices of the same servers.
@@ -298,17 +320,19 @@ impl World {
     }
 
     async fn add_client(&mut self, number: usize, plan: &RunPlan) -> Outcome<()> {
-        let limit = plan.kind.limit();
-        // The fourth client has none.
-        let leases = plan.kind.leases() && number < 3;
         let slice = self.machine.as_pair().map(pair::ServerPair::name);
-        let keeps_writes = plan.kind.keeps_writes();
-        let how = MountHow { replay_bytes: REPLAY_BYTES, limit, slice, leases, keeps_writes };
+        let how = MountHow { slice, ..plan.mount_how(number) };
         let name = format!("client{number}");
         let node = ClientNode::with_clock(&self.network, name.clone(), plan.clock(number));
         let network = self.network.clone();
-        let mounted =
-            node.run(async move { SimClient::mount(&network, &name, number, how).await }).await;
+        let machine = self.machines.get(number).cloned();
+        let mounted = node.run(async move {
+            match machine {
+                Some(machine) => machine.mount(&network, &name, (number, how)).await,
+                None => SimClient::mount(&network, &name, number, how).await,
+            }
+        });
+        let mounted = mounted.await;
         self.nodes.push(node);
         self.clients.push(mounted.map_err(|_| "a client died while it mounted")?);
         Ok(())

@@ -3,13 +3,17 @@
 use std::time::Duration;
 
 use dray_fabric::sim::Weather;
+use dray_rpc::server::Sabotage;
 use dray_rt::sync::watch;
 use dray_rt::{random_u64, sleep, timeout};
 
+use super::client::MountHow;
+use super::client_disk::DiskFaults;
+use super::client_machine::ClientMachine;
 use super::fleet::{FleetPlan, PairKind};
 use super::machine::SERVER;
 use super::work::{WorkloadKind, notifications};
-use super::{Outcome, TIME_MAX, World, eviction};
+use super::{Outcome, REPLAY_BYTES, TIME_MAX, World, eviction};
 
 /// Deaths of the server in one run: where locks are reclaimed after each, a server
 /// that dies all the time lets nobody get anywhere.
@@ -123,10 +127,28 @@ impl RunPlan {
         self.clocks.unwrap_or_else(|| self.kind.clocks())[client % 3]
     }
 
+    /// How a client mounts. The fourth one has no leases.
+    pub(super) fn mount_how(&self, client: usize) -> MountHow {
+        let kind = self.kind;
+        let (leases, keeps_writes) = (kind.leases() && client < 3, kind.keeps_writes());
+        MountHow { limit: kind.limit(), leases, keeps_writes, ..MountHow::keeping(REPLAY_BYTES) }
+    }
+
+    /// The machine of a client that writes back.
+    pub(super) fn client_machine(&self, sabotage: Option<Sabotage>) -> ClientMachine {
+        let ignores_syncs = sabotage == Some(Sabotage::LocalSyncs);
+        let fails_one_in = (below(4) == 0).then(|| 10 + below(40));
+        let faults = DiskFaults { fails_one_in, ignores_syncs };
+        ClientMachine::new(faults, millis(20, 3000))
+    }
+
     /// Whether somebody is evicted: only where nobody else lets a client in again that is cut off
     /// for that.
     pub(super) fn evicts(&self) -> bool {
-        self.evict && self.kill_every.is_none() && self.cut_every.is_none()
+        self.evict
+            && !self.kind.writes_back()
+            && self.kill_every.is_none()
+            && self.cut_every.is_none()
     }
 }
 
@@ -182,7 +204,7 @@ pub(super) async fn during(world: &World, plan: &RunPlan) -> Outcome<Option<usiz
 }
 
 /// Kills the server again and again; often somebody comes back much later than the others.
-fn kill_servers(
+pub(super) fn kill_servers(
     world: &World,
     plan: &RunPlan,
     every: Duration,
@@ -214,7 +236,7 @@ fn kill_servers(
 }
 
 /// Cuts off one client, or the server, again and again.
-fn cut_networks(
+pub(super) fn cut_networks(
     world: &World,
     plan: &RunPlan,
     every: Duration,
@@ -223,7 +245,7 @@ fn cut_networks(
     let (network, clients) = (world.network.clone(), plan.clients as u64);
     let fleet = world.machine.as_pair().map(|pair| pair.fleet().clone());
     // What is kept is in danger only if a client is cut off with it for longer than its lease.
-    let keeps = plan.kind == WorkloadKind::Kept;
+    let keeps = plan.kind.keeps_writes();
     let every = if keeps { every / 4 } else { every };
     async move {
         while go_on(&stopped, every).await {

@@ -3,103 +3,66 @@
 //!
 //! A client may be cut off for longer than its lease. Then its writes may be made later, as long as nobody else has
 //! changed the file. Or an error says that they are lost. The client's status counts both, and such writes are judged so.
+//!
+//! A client with a log on its disk may go down and come back. What was synced is made then, as long as nobody else has
+//! changed the file, or its data are kept aside. If only the daemon has died, that holds for all writes.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dray_core::{
-    Buf, BufMut, CreateHow, Errno, Error, FileSystem, Fut, OpenHow, SessionControl, Write,
+    Buf, BufMut, CreateHow, Errno, Error, FileSystem, Fut, OpenHow, RequestId, SessionControl,
+    Write,
 };
 use dray_rt::sleep;
 
+use super::kept_history::{FileHistory, Handle, KeptOp, KeptState, KernelOpening, PendingWrite};
 use super::{Workload, lock, pick, think};
 use crate::simulator::Outcome;
 use crate::simulator::client::{SimClient, SimFile, name};
-use crate::simulator::history::{EVENTS_MAX, HistoryEvent, judge, linearizable_from};
+use crate::simulator::client_machine::ClientCrash;
+use crate::simulator::history::{EVENTS_MAX, HistoryEvent};
 use crate::simulator::machine::LEASE_TERM;
 
-const FILES: [&str; 2] = ["one", "other"];
+pub(super) const FILES: [&str; 2] = ["one", "other"];
 /// Operations of all clients together: as many as a history may have, if all are about one file.
 const OPERATIONS: u64 = EVENTS_MAX as u64 - 2;
 /// The value that stands at the beginning of a file, bytes.
 const VALUE_BYTES: usize = 8;
 const PAGE_BYTES: usize = 64 << 10;
 
-/// What was done to the value of a file.
-#[derive(Clone, Copy, Debug)]
-enum KeptOp {
-    /// A read found it.
-    Read(u64),
-    /// A write set it.
-    Write(u64),
-    /// The same of a write that came later than its answer: only if the value before was this one.
-    Late { upon: u64, value: u64 },
-}
-
-/// A write that was answered, and may be kept.
-#[derive(Clone, Copy, Debug)]
-struct PendingWrite {
-    file: usize,
-    event: usize,
-    upon: u64,
-    value: u64,
-}
-
-#[derive(Default)]
-struct FileHistory {
-    events: Vec<HistoryEvent<KeptOp>>,
-    /// Of each write: its event, and the size that the file has behind it.
-    sizes: Vec<(usize, u64)>,
-    /// When a size was asked for, and what it was.
-    looks: Vec<(u64, u64)>,
-}
-
-#[derive(Default)]
-struct State {
-    ticks: u64,
-    writes: u64,
-    files: [FileHistory; FILES.len()],
-    /// Of each client that is gone: nothing that it hears counts any more.
-    gone: Vec<usize>,
-    pending: Vec<(usize, PendingWrite)>,
-}
-
 #[derive(Default)]
 pub(super) struct Kept {
     clients: u64,
-    state: Mutex<State>,
+    rounds: u64,
+    state: Mutex<KeptState>,
 }
 
 /// A file that a client has open, and the value that it has seen last.
 struct OpenValue {
     file: SimFile,
+    request: RequestId,
     seen: Option<u64>,
 }
 
-impl State {
-    fn tick(&mut self) -> u64 {
-        self.ticks += 1;
-        self.ticks
-    }
-
-    /// The pending writes of a client may have been made by now, later than they were answered. Or they may be lost.
-    fn are_late(&mut self, client: usize, lost: bool) {
-        let now = self.tick();
-        for (of, PendingWrite { file, event, upon, value }) in &self.pending {
-            if *of != client {
-                continue;
+impl KernelOpening {
+    async fn ask(self, client: &SimClient) -> Outcome<SimFile> {
+        let (open, cx) = (self.how, client.cx_of(self.request));
+        match self.id {
+            Some(id) => client.fs.open(&cx, id, open).await.map_err(client.failed("open")),
+            None => {
+                let how = CreateHow { open, mode: 0o666, exclusive: false };
+                let named = name(FILES[self.index]);
+                let made = client.fs.create(&cx, client.root(), &named, how).await;
+                Ok(made.map_err(client.failed("create"))?.1)
             }
-            let event = &mut self.files[*file].events[*event];
-            event.kind = KeptOp::Late { upon: *upon, value: *value };
-            event.optional |= lost;
-            event.to = if event.optional { u64::MAX } else { now };
         }
     }
 }
 
 impl Kept {
-    pub(super) fn new(clients: usize) -> Kept {
-        Kept { clients: clients as u64, state: Mutex::default() }
+    pub(super) fn new(clients: usize, rounds: u64) -> Kept {
+        Kept { clients: clients as u64, rounds, state: Mutex::default() }
     }
 
     /// What the status of the client says: how often it wrote late, and how often it lost something.
@@ -114,21 +77,16 @@ impl Kept {
     }
 
     async fn open(&self, client: &SimClient, index: usize) -> Outcome<OpenValue> {
-        let open = OpenHow { with_attr: true, ..OpenHow::new(libc::O_RDWR) };
-        let file = match pick(2) {
+        let entry = match pick(2) {
             0 => {
                 let entry = client.lookup(client.root(), FILES[index]).await;
-                let id = entry.map_err(client.failed("look up"))?.id;
-                client.fs.open(&client.cx(), id, open).await.map_err(client.failed("open"))?
+                Some(entry.map_err(client.failed("look up"))?.id)
             }
-            _ => {
-                let how = CreateHow { open, mode: 0o666, exclusive: false };
-                let named = name(FILES[index]);
-                let made = client.fs.create(&client.cx(), client.root(), &named, how).await;
-                made.map_err(client.failed("create"))?.1
-            }
+            _ => None,
         };
-        let mut open = OpenValue { file, seen: None };
+        let how = OpenHow { with_attr: true, ..OpenHow::new(libc::O_RDWR) };
+        let opening = KernelOpening { request: client.next_request(), index, id: entry, how };
+        let mut open = self.ask_to_open(client, opening).await?;
         self.read(client, index, &mut open).await?;
         Ok(open)
     }
@@ -158,6 +116,7 @@ impl Kept {
             let state = &mut *lock(&self.state);
             state.writes += 1;
             let (value, from) = (state.writes, state.tick());
+            state.file_of.insert(value, index);
             let mut bytes = value.to_le_bytes().to_vec();
             bytes.resize(VALUE_BYTES + value as usize, 0xaa);
             let history = &mut state.files[index];
@@ -176,7 +135,8 @@ impl Kept {
             // Nobody else has changed the file since it was opened, and read.
             if Kept::kept(client) != kept_before {
                 let upon = open.seen.unwrap_or(0);
-                let pending = PendingWrite { file: index, event, upon, value };
+                let (file, is_synced, is_down) = (index, false, false);
+                let pending = PendingWrite { file, event, upon, value, is_synced, is_down };
                 state.pending.push((client.number, pending));
             }
         }
@@ -200,10 +160,11 @@ impl Kept {
             }
             _ => {
                 let failed = client.failed("list");
-                let dir = client.fs.open(&cx, client.root(), OpenHow::DIRECTORY).await;
-                let dir = dir.map_err(&failed)?;
-                let page = dir.readdir(&cx, 0, PAGE_BYTES, true).await.map_err(&failed)?;
-                dir.close(&cx).await.map_err(&failed)?;
+                let (id, how) = (Some(client.root()), OpenHow::DIRECTORY);
+                let opening = KernelOpening { request: client.next_request(), index, id, how };
+                let dir = self.ask_to_open(client, opening).await?;
+                let page = dir.file.readdir(&cx, 0, PAGE_BYTES, true).await.map_err(&failed)?;
+                self.close(client, dir).await?;
                 let mut found = page.iter().filter(|(name, _)| *name == FILES[index].as_bytes());
                 match found.next().and_then(|(_, entry)| entry.attr) {
                     Some(attr) => attr.size,
@@ -247,9 +208,8 @@ impl Kept {
                 return Ok(is_well);
             }
             4 => {
-                let closed = value.file.close(&client.cx()).await;
-                *open = None;
-                return Kept::is_well(client, "close", closed);
+                let closing = open.take().expect("it is open");
+                return self.close(client, closing).await;
             }
             _ => {
                 // Upon what it is written is known by then.
@@ -266,12 +226,97 @@ impl Kept {
     }
 
     /// Notes what the status of the client says by now.
-    fn note_mishaps(&self, client: &SimClient, known: &mut (u64, u64)) {
+    fn note_mishaps(&self, client: &SimClient) {
         let now = Kept::mishaps(client);
-        if now != *known {
-            lock(&self.state).are_late(client.number, now.1 != known.1);
-            *known = now;
+        let known = lock(&self.state).mishaps.insert(client.number, now).unwrap_or_default();
+        let Some(machine) = &client.machine else {
+            if now != known {
+                lock(&self.state).are_late(client.number, true, |_| now.1 != known.1);
+            }
+            return;
+        };
+        let is_sent = Kept::kept_bytes(client) == 0;
+        let state = &mut *lock(&self.state);
+        let is_own = |(of, _): &(usize, PendingWrite)| *of == client.number;
+        let was_down = state.pending.iter().any(|write| is_own(write) && write.1.is_down);
+        if now != known || is_sent && was_down {
+            let aside = machine.kept_aside();
+            let pending = state.pending.iter().map(|(_, write)| write);
+            let lost = pending.filter(|write| state.is_aside(&aside, write));
+            let lost: Vec<_> = lost.map(|write| write.value).collect();
+            state.are_late(client.number, is_sent, |write| lost.contains(&write.value));
         }
+        if is_sent {
+            state.pending.retain(|write| !is_own(write));
+        }
+    }
+
+    /// What the client wrote to a file is at the server, or on its disk.
+    fn are_synced(&self, client: &SimClient, index: usize) {
+        let state = &mut *lock(&self.state);
+        let is_meant = |of: usize, write: &PendingWrite| of == client.number && write.file == index;
+        if client.machine.is_none() {
+            return state.pending.retain(|(of, write)| !is_meant(*of, write));
+        }
+        let pending = state.pending.iter_mut().filter(|(of, write)| is_meant(*of, write));
+        pending.for_each(|(_, write)| write.is_synced = true);
+    }
+
+    /// Bytes that the client keeps.
+    fn kept_bytes(client: &SimClient) -> u64 {
+        client.fs.session().status().kept_writes.map_or(0, |status| status.bytes)
+    }
+
+    async fn ask_to_open(&self, client: &SimClient, opening: KernelOpening) -> Outcome<OpenValue> {
+        lock(&self.state).opening.insert(client.number, opening);
+        let file = opening.ask(client).await?;
+        let KernelOpening { request, how, .. } = opening;
+        let mut state = lock(&self.state);
+        state.opening.remove(&client.number);
+        state.handles.push(Handle { client: client.number, request, how, id: file.id() });
+        Ok(OpenValue { file, request, seen: None })
+    }
+
+    /// A daemon has died: the kernel asks again for what had no answer, and programs close what they have open.
+    async fn close_inherited(&self, client: &SimClient) -> Outcome<()> {
+        let (unanswered, handles) = {
+            let state = lock(&self.state);
+            let own = state.handles.iter().filter(|handle| handle.client == client.number);
+            (state.opening.get(&client.number).copied(), own.copied().collect::<Vec<_>>())
+        };
+        let attach = |Handle { id, how, request, .. }: Handle| {
+            let file = client.fs.attach(id, how, request).ok_or("it cannot be attached")?;
+            Ok(OpenValue { file, request, seen: None })
+        };
+        let mut files = handles.into_iter().map(attach).collect::<Outcome<Vec<_>>>()?;
+        client.fs.attached();
+        if let Some(opening) = unanswered {
+            files.push(self.ask_to_open(client, opening).await?);
+        }
+        for file in files {
+            self.close(client, file).await?;
+        }
+        Ok(())
+    }
+
+    /// Closes a file.
+    async fn close(&self, client: &SimClient, open: OpenValue) -> Outcome<bool> {
+        let closed = open.file.close(&client.cx()).await;
+        let is_it =
+            |handle: &Handle| handle.client == client.number && handle.request == open.request;
+        lock(&self.state).handles.retain(|handle| !is_it(handle));
+        Kept::is_well(client, "close", closed)
+    }
+
+    /// Reads what is in the files in the end.
+    async fn read_all(&self, client: &SimClient) -> Outcome<()> {
+        for (index, text) in FILES.iter().enumerate() {
+            let file = client.open(client.root(), text, libc::O_RDWR).await?;
+            let mut open = OpenValue { file, request: RequestId(0), seen: None };
+            self.read(client, index, &mut open).await?;
+            open.file.close(&client.cx()).await.map_err(client.failed("close"))?;
+        }
+        Ok(())
     }
 
     fn hear_recalls(client: &SimClient) {
@@ -286,15 +331,6 @@ impl Kept {
                 drop(done);
             });
         }));
-    }
-}
-
-/// The value behind an operation; none if that could not have happened.
-fn behind(value: &u64, kind: &KeptOp) -> Option<u64> {
-    match *kind {
-        KeptOp::Read(found) => (found == *value).then_some(found),
-        KeptOp::Write(new) => Some(new),
-        KeptOp::Late { upon, value: new } => (upon == *value).then_some(new),
     }
 }
 
@@ -320,17 +356,14 @@ impl Workload for Kept {
     fn run<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
             Kept::hear_recalls(client);
+            self.close_inherited(client).await?;
             let mut open: [Option<OpenValue>; FILES.len()] = [None, None];
-            let mut known = Kept::mishaps(client);
-            for _ in 0..OPERATIONS / self.clients / 2 {
+            for _ in 0..OPERATIONS / self.clients / self.rounds / 2 {
                 let index = pick(FILES.len() as u64) as usize;
                 let is_there = self.step(client, index, &mut open[index]).await?;
-                self.note_mishaps(client, &mut known);
+                self.note_mishaps(client);
                 if is_there {
-                    let is_other = |(of, write): &(usize, PendingWrite)| {
-                        *of != client.number || write.file != index
-                    };
-                    lock(&self.state).pending.retain(is_other);
+                    self.are_synced(client, index);
                 }
                 match pick(16) {
                     0 => {
@@ -340,38 +373,45 @@ impl Workload for Kept {
                 }
             }
             for value in open.into_iter().flatten() {
-                let closed = value.file.close(&client.cx()).await;
-                Kept::is_well(client, "close", closed)?;
+                self.close(client, value).await?;
             }
-            self.note_mishaps(client, &mut known);
-            lock(&self.state).pending.retain(|(of, _)| *of != client.number);
+            self.note_mishaps(client);
+            if client.machine.is_none() {
+                lock(&self.state).pending.retain(|(of, _)| *of != client.number);
+            }
             Ok(())
         })
     }
 
     fn crashed(&self, number: usize) {
         let state = &mut *lock(&self.state);
-        state.are_late(number, true);
+        state.are_late(number, true, |_| true);
         state.gone.push(number);
     }
 
-    fn verify<'a>(&'a self, _: &'a SimClient) -> Fut<'a, Outcome<()>> {
+    fn goes_down(&self, number: usize, how: ClientCrash) {
+        let state = &mut *lock(&self.state);
+        let is_lost = |write: &PendingWrite| how == ClientCrash::Machine && !write.is_synced;
+        let own = state.pending.iter_mut().filter(|(of, _)| *of == number);
+        own.for_each(|(_, write)| write.is_down = true);
+        state.are_late(number, false, is_lost);
+        if how == ClientCrash::Machine {
+            state.opening.remove(&number);
+            state.handles.retain(|handle| handle.client != number);
+        }
+        state.mishaps.remove(&number); // those of the next process are counted anew
+    }
+
+    fn is_back(&self, client: &SimClient) {
+        self.note_mishaps(client);
+    }
+
+    fn verify<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>> {
         Box::pin(async move {
-            for history in &lock(&self.state).files {
-                let FileHistory { events, sizes, looks } = history;
-                for (at, size) in looks {
-                    let is_before = |event: &HistoryEvent<KeptOp>| {
-                        event.to < *at && matches!(event.kind, KeptOp::Write(_))
-                    };
-                    let longer =
-                        |(event, long): &&(usize, u64)| *long > *size && is_before(&events[*event]);
-                    if let Some(longer) = sizes.iter().find(longer) {
-                        return Err(format!("a size is older than a write: {size} {longer:?}"));
-                    }
-                }
-                judge(linearizable_from(0, events, behind), events)?;
+            if client.machine.is_some() {
+                self.read_all(client).await?;
             }
-            Ok(())
+            lock(&self.state).files.iter().try_for_each(FileHistory::verify)
         })
     }
 }

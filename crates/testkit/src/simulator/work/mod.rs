@@ -7,6 +7,7 @@ mod counter;
 mod deleted;
 pub(super) mod interleaved;
 mod kept;
+mod kept_history;
 mod leased;
 mod model;
 mod names;
@@ -25,6 +26,7 @@ use dray_core::{Fut, LockFamily};
 use dray_rt::{random_u64, sleep};
 
 use super::client::SimClient;
+use super::client_machine::ClientCrash;
 use super::machine::ServerMachine;
 use super::{Outcome, World};
 
@@ -47,6 +49,12 @@ pub(super) trait Workload: Send + Sync + 'static {
     /// The node of this client has crashed.
     fn crashed(&self, number: usize);
 
+    /// The client goes down, and comes back later.
+    fn goes_down(&self, _number: usize, _how: ClientCrash) {}
+
+    /// The client works again, or still. Nothing of before is under way but what it has kept.
+    fn is_back(&self, _client: &SimClient) {}
+
     /// After the last fault: says what is wrong.
     fn verify<'a>(&'a self, client: &'a SimClient) -> Fut<'a, Outcome<()>>;
 
@@ -55,6 +63,9 @@ pub(super) trait Workload: Send + Sync + 'static {
         Box::pin(async { Ok(()) })
     }
 }
+
+/// How often the clients of [`WorkloadKind::WrittenBack`] work; before each time some may have gone down.
+pub(super) const ROUNDS: u64 = 4;
 
 /// How long clients wait, where they do not wait for ever: less than most faults last.
 const LIMIT: Duration = Duration::from_millis(300);
@@ -98,6 +109,8 @@ pub enum WorkloadKind {
     Leased,
     /// Files whose writes are kept under write leases.
     Kept,
+    /// The same with logs on the disks of clients, which go down and come back.
+    WrittenBack,
 }
 
 impl WorkloadKind {
@@ -131,7 +144,12 @@ impl WorkloadKind {
 
     /// Whether clients keep what they write under write leases.
     pub(super) fn keeps_writes(self) -> bool {
-        self == WorkloadKind::Kept
+        self == WorkloadKind::Kept || self.writes_back()
+    }
+
+    /// Whether clients keep that in logs on their disks.
+    pub(super) fn writes_back(self) -> bool {
+        self == WorkloadKind::WrittenBack
     }
 
     /// What the clocks of clients count in a second of the server, in turn, seconds. Leases bear that it counts a
@@ -165,7 +183,8 @@ impl WorkloadKind {
             WorkloadKind::Believed => Arc::new(cached_names::CachedNames::default()),
             WorkloadKind::Notified => Arc::new(notifications::Notifications::default()),
             WorkloadKind::Leased => Arc::new(leased::Leased::new(clients)),
-            WorkloadKind::Kept => Arc::new(kept::Kept::new(clients)),
+            WorkloadKind::Kept => Arc::new(kept::Kept::new(clients, 1)),
+            WorkloadKind::WrittenBack => Arc::new(kept::Kept::new(clients, ROUNDS)),
             WorkloadKind::Interleaved => Arc::new(interleaved::Interleaved::new(clients)),
         }
     }
