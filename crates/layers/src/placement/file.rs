@@ -4,8 +4,9 @@ use std::any::Any;
 use std::sync::Arc;
 
 use dray_core::{
-    Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, Fut, IO_MAX_BYTES,
-    Io, LocalCopy, Lock, LockOwner, Op, OpenFile, OpenHow, Result, Seek, SetAttr, Write, Xflags,
+    Allocate, AtOpen, Attr, Buf, BufMut, Context, DirPage, Errno, Error, FileId, FileType, Fut,
+    IO_MAX_BYTES, Io, LocalCopy, Lock, LockOwner, Op, OpenFile, OpenHow, Result, Seek, SetAttr,
+    Write, Xflags,
 };
 
 use super::servers::PlacedServers;
@@ -74,6 +75,20 @@ impl PlacedFile {
         }
     }
 
+    /// Why these open files do not allow a copy, as copy_file_range(2) has it. It looks at types first.
+    async fn cannot_copy(&self, cx: &Context, to: &PlacedFile) -> Error {
+        for file in [&self.inner, &to.inner] {
+            match file.getattr(cx).await {
+                Ok(attr) if attr.file_type() == FileType::Directory => {
+                    return Error::new(Errno::EISDIR);
+                }
+                Ok(_) => {}
+                Err(error) => return error,
+            }
+        }
+        Error::new(Errno::EBADF)
+    }
+
     /// Copies through this client what is at another server than `to` is.
     async fn copy_to_another_server(
         &self,
@@ -83,7 +98,7 @@ impl PlacedFile {
         len_bytes: u64,
     ) -> Result<u64> {
         if !self.how.reads() || !to.how.writes() || to.how.appends() {
-            return Err(Error::new(Errno::EBADF).during(Op::CopyRange)); // as copy_file_range(2) has it
+            return Err(self.cannot_copy(cx, to).await.during(Op::CopyRange));
         }
         let into = BufMut::heap(len_bytes.min(COPY_MAX_BYTES) as usize);
         let data = self.inner.read(cx, at, into).await.map_err(|(error, _)| error)?;

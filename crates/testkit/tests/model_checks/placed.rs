@@ -342,3 +342,29 @@ fn a_home_that_does_not_find_the_name_is_asked_by_the_id() {
         assert!(away > 0);
     });
 }
+
+/// The types of both come before how they are open, as on one server.
+// proves: P139
+#[test]
+fn a_copy_from_or_to_a_directory_of_another_server_is_eisdir() {
+    block_on(async {
+        let client = placed(memory(), 1, LAYOUTS[1]).await.remove(0);
+        let (cx, root) = (Context::system(), client.info().root);
+        let placement = placement_over(SERVERS, LAYOUTS[1]);
+        let directory = client.open(&cx, root, OpenHow::DIRECTORY).await.unwrap();
+        let mut away = 0;
+        for number in 0..12 {
+            let name = Name::new(format!("f{number}").as_bytes()).unwrap().to_owned();
+            let how = CreateHow { open: OpenHow::READ_WRITE, mode: 0o640, exclusive: true };
+            let (entry, file) = client.create(&cx, root, &name, how).await.unwrap();
+            away += usize::from(placement.home(entry.id) != placement.directory(root));
+            for (from, to) in [(&file, &directory), (&directory, &file)] {
+                let error = from.copy_range(&cx, 0, &**to, 0, 10).await.unwrap_err();
+                assert_eq!(error.errno(), Errno::EISDIR);
+            }
+            file.close(&cx).await.unwrap();
+        }
+        assert!(away > 0);
+        directory.close(&cx).await.unwrap();
+    });
+}
