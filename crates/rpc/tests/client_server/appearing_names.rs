@@ -13,8 +13,8 @@ use dray_core::{
 };
 use dray_fabric::sim::Network;
 use dray_layers::{Observed, Observer, Outcome};
-use dray_rpc::client::RemoteFs;
-use dray_rpc::server::{Export, MemoryJournal, Server, ServerOptions, StateLoss};
+use dray_rpc::client::{ClientOptions, RemoteFs};
+use dray_rpc::server::{Export, ExportDefinition, MemoryJournal, Server, ServerOptions, StateLoss};
 use dray_rt::sync::Notify;
 use dray_rt::{Scope, timeout};
 
@@ -160,15 +160,18 @@ async fn answered(change: Change, acts_behind: usize) -> (Result<()>, bool) {
     let fs_of_both: Arc<dyn FileSystem> =
         Arc::new(Observed::new(Arc::new(fs.clone()), other.clone()));
     let start = async || {
-        let exports = vec![Export::new("data", fs_of_both.clone(), Vec::new())];
-        let server = Server::new(ServerOptions::default(), exports, Arc::new(journal.clone()));
+        let mut export = Export::new("data", fs_of_both.clone(), Vec::new());
+        let definition = ExportDefinition { fingerprint: 1, text: String::new() };
+        export.definition = Some(Arc::new(definition));
+        let server = Server::new(ServerOptions::default(), vec![export], Arc::new(journal.clone()));
         server.restore(StateLoss::Nothing).await;
         let process = Scope::new();
         serve_simulated(&network, "s", &server, &process);
         process
     };
     let process = start().await;
-    let client = connect(network.connector("s"), client_options()).await.unwrap();
+    let options = ClientOptions { definition: 1, ..client_options() };
+    let client = connect(network.connector("s"), options).await.unwrap();
     let asked = dray_rt::spawn_join(async move { change.ask(&client).await });
     let _ = timeout(MADE_WITHIN, made.notified()).await; // what finds nothing is not made
     process.kill();

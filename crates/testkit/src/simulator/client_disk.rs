@@ -174,7 +174,7 @@ impl LogDisk for DiskOfProcess {
     fn make_dir(&self, dir: &Path) -> io::Result<()> {
         let mut state = self.state()?;
         let all = dir.ancestors().map(Path::to_owned);
-        state.names.dirs.extend(all.filter(|dir| !dir.as_os_str().is_empty()));
+        state.names.dirs.extend(all.filter(|dir| dir.parent().is_some())); // the root is always there
         Ok(())
     }
 

@@ -200,15 +200,21 @@ impl Inspection<'_> {
     /// next server would take it for one that was not made. So what finds nothing is not carried out.
     async fn find_to_take(&self, dir: FileId, name: &[u8]) -> Result<Option<Entry>> {
         let mut found = self.look(dir, name).await;
-        if let (Err(Errno::ENOENT), Ok(name)) =
-            (found.as_ref().map_err(|error| error.errno()), Name::new(name))
-        {
+        let is_absent = found.as_ref().is_err_and(|error| error.errno() == Errno::ENOENT);
+        if let (true, Ok(name)) = (is_absent && self.others_change_names(), Name::new(name)) {
             found = self.session.export.fs.lookup(&self.caller.uncounted(), dir, name).await;
             if found.as_ref().is_err_and(|error| error.errno() == Errno::ENOENT) {
                 return found.map(Some);
             }
         }
         entry_or_none(found)
+    }
+
+    /// Whether other servers change names in the same directories: those of a projection. All changes that come to a
+    /// server alone are kept apart there, also where it forwards them. The server above may know a change by its
+    /// request then, so it has to be asked.
+    fn others_change_names(&self) -> bool {
+        self.session.export.definition.is_some()
     }
 
     async fn look(&self, dir: FileId, name: &[u8]) -> Result<Entry> {
@@ -251,7 +257,7 @@ impl Inspection<'_> {
     ) -> Result<(RangeGrant, Option<Entry>)> {
         let grant = self.ranges().change(dir, Span::ALL).await;
         let mut entry = self.find(dir, name).await?;
-        if let (Some(_), Ok(name)) = (&entry, Name::new(name)) {
+        if let (true, Ok(name)) = (entry.is_some() && self.others_change_names(), Name::new(name)) {
             let caller = self.caller.uncounted();
             match self.session.export.fs.lookup(&caller, dir, name).await {
                 Ok(_) => return Err(Errno::EEXIST.into()),
