@@ -188,8 +188,11 @@ part_opens() {
 # largest of the four quotients.
 part_placement() {
     local round load serial placed loads="rand4k create stat_cold open_close unlink"
-    mkdir "$STORE/placement"
-    "$BENCH" fill --dir "$STORE/placement" --jobs 1 --file-mib "$DISK_FILE_MIB"
+    # Each has a directory of its own, since both make the same names.
+    for load in serial placed; do
+        mkdir -p "$STORE/placement/$load"
+        "$BENCH" fill --dir "$STORE/placement/$load" --jobs 1 --file-mib "$DISK_FILE_MIB"
+    done
     serve_projection placed cluster 1 "$STORE/placement"
     mount_target "$TARGET" placed
     placed="--client $(pids_of "$STARTED") --server $(pids_of "${SERVERS[@]}")"
@@ -200,9 +203,9 @@ part_placement() {
         for load in $loads; do
             # One load at a time: the speed of a virtual machine changes by a tenth within seconds, which is more than
             # is measured here. Each is the second one every other time: the first finds the directory smaller.
-            [ $((round % 2)) = 1 ] || measure serial "$round" --dir "$WORK/serial" --secs "$SECS" $serial "$load"
-            measure placed "$round" --dir "$WORK/placed" --secs "$SECS" $placed "$load"
-            [ $((round % 2)) = 0 ] || measure serial "$round" --dir "$WORK/serial" --secs "$SECS" $serial "$load"
+            [ $((round % 2)) = 1 ] || measure serial "$round" --dir "$WORK/serial/serial" --secs "$SECS" $serial "$load"
+            measure placed "$round" --dir "$WORK/placed/placed" --secs "$SECS" $placed "$load"
+            [ $((round % 2)) = 0 ] || measure serial "$round" --dir "$WORK/serial/serial" --secs "$SECS" $serial "$load"
         done
     done
 }
