@@ -3,7 +3,7 @@
 
 use clap_complete::Shell;
 
-use crate::mount::options::OFFERED;
+use crate::mount::option_names::OFFERED;
 
 /// The script that clap made for a shell, with the options of mounts. Shells that are not named here
 /// have what clap gives them.

@@ -8,6 +8,7 @@ pub(crate) mod foreign_options;
 pub(crate) mod metrics;
 mod mount_point;
 pub(crate) mod mount_table;
+pub(crate) mod option_names;
 pub(crate) mod option_values;
 pub(crate) mod options;
 mod remount;

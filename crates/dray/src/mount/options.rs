@@ -13,6 +13,7 @@ use dray_fuse::{Consistency, MountFlags, TransportWish};
 use crate::error::Failure;
 use crate::metrics_http::check_address;
 use crate::mount::foreign_options;
+use crate::mount::option_names::{IGNORED, KNOWN, SHOWN_BY_THE_KERNEL};
 use crate::mount::option_values::{
     lease_choice_name, parse_consistency, parse_lease_choice, parse_replay, parse_seconds,
     parse_timeout, parse_transport, parse_yes_no, transport_name,
@@ -141,128 +142,6 @@ const IO_BYTES: RangeInclusive<u32> = 64 << 10..=IO_MAX_BYTES as u32;
 const CACHE_DIRTY_AGE_MAX: Duration = Duration::from_secs(3600);
 /// Less is no use.
 const CACHE_MIN_BYTES: u64 = 16 << 20;
-
-/// Options that mean something to us.
-const KNOWN: [&str; 33] = [
-    "timeout",
-    "consistency",
-    "transport",
-    "auth",
-    "ro",
-    "rw",
-    "allow_other",
-    "attr_timeout",
-    "replay",
-    "workers",
-    "max_io",
-    "suid",
-    "nosuid",
-    "dev",
-    "nodev",
-    "exec",
-    "noexec",
-    "noallow_other",
-    "shared_mmap",
-    "noshared_mmap",
-    "leases",
-    "write_leases",
-    "cache",
-    "cache_size",
-    "cache_rules",
-    "cache_passthrough",
-    "cache_write",
-    "cache_dirty",
-    "cache_dirty_age",
-    "config",
-    "metrics",
-    "retry",
-    "remount",
-];
-
-/// What shells offer of these behind `-o`: with each value that is a word, or with what comes before
-/// a value.
-pub const OFFERED: [&str; 43] = [
-    "ro",
-    "rw",
-    "nosuid",
-    "suid",
-    "nodev",
-    "dev",
-    "noexec",
-    "exec",
-    "remount",
-    "allow_other",
-    "noallow_other",
-    "shared_mmap",
-    "noshared_mmap",
-    "timeout=",
-    "retry=",
-    "attr_timeout=",
-    "replay=",
-    "workers=",
-    "max_io=",
-    "metrics=",
-    "auth=psk:",
-    "auth=none",
-    "consistency=strict",
-    "consistency=close-to-open",
-    "consistency=immutable",
-    "leases=auto",
-    "leases=yes",
-    "cache=",
-    "cache_size=",
-    "cache_rules=",
-    "cache_passthrough=yes",
-    "cache_passthrough=no",
-    "cache_write=",
-    "cache_dirty=",
-    "cache_dirty_age=",
-    "config=",
-    "leases=no",
-    "write_leases=yes",
-    "write_leases=no",
-    "transport=auto",
-    "transport=uring",
-    "transport=classic",
-    "_netdev",
-];
-
-/// Options for mount(8), systemd or the kernel's own defaults, which change nothing here. Also
-/// options of earlier versions, with which their mounts are upgraded in place.
-const IGNORED: [&str; 28] = [
-    "job_ids",
-    "nojob_ids",
-    "defaults",
-    "auto",
-    "noauto",
-    "user",
-    "nouser",
-    "users",
-    "owner",
-    "group",
-    "_netdev",
-    "_rnetdev",
-    "nofail",
-    "atime",
-    "noatime",
-    "relatime",
-    "norelatime",
-    "strictatime",
-    "nostrictatime",
-    "diratime",
-    "nodiratime",
-    "async",
-    "lazytime",
-    "nolazytime",
-    "silent",
-    "loud",
-    "nomand",
-    "noiversion",
-];
-
-/// What /proc/mounts shows of a mount of FUSE, and mount(8) hands back when it is remounted.
-const SHOWN_BY_THE_KERNEL: [&str; 6] =
-    ["user_id", "group_id", "rootmode", "max_read", "blksize", "default_permissions"];
 
 /// Most threads of a mount.
 const WORKERS_MAX: usize = 64;
@@ -569,6 +448,7 @@ fn none_or(value: Option<String>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mount::option_names::OFFERED;
 
     fn parse(text: &str) -> Result<MountPlan, Failure> {
         MountPlan::parse(&[text.to_owned()])
