@@ -302,6 +302,37 @@ fn names_that_others_make_in_a_new_directory_are_found() {
     });
 }
 
+/// Programs that copy a tree ask several times whether a file is there. The answer to the first creation leases the
+/// names of the directory.
+// proves: P352
+#[test]
+fn absent_names_of_a_new_directory_are_leased_with_the_first_name_that_is_made() {
+    simulate(47, async {
+        let site = LeasedSite::new();
+        let (root, cx) = (site.root, Context::system());
+        let (one, other) = (site.client("one", YES).await, site.client("other", YES).await);
+        let made = Make::Directory { mode: 0o755 };
+        let dir = one.make(&cx, root, name("dir"), made).await.unwrap().id;
+        // Whether a name may be believed to be absent. To know that it is costs nothing.
+        let absent = async |text: &str| {
+            let (found, trips) = counted(&one, one.lookup(&cx, dir, name(text))).await;
+            let error = found.unwrap_err();
+            assert_eq!((error.errno(), trips), (Errno::ENOENT, 0));
+            error.absence().is_some_and(|ttl| ttl > Ttl::ZERO)
+        };
+        assert!(!absent("a").await && !absent("a").await, "others could make it unnoticed");
+        make_files(&one, dir, ["b".to_owned()].into_iter()).await;
+        assert!(absent("a").await && absent("c").await);
+        let recalled = || one.session().status().leases.unwrap().recalled;
+        let before = recalled();
+        let there = other.lookup(&cx, root, name("dir")).await.unwrap().id;
+        make_files(&other, there, ["c".to_owned()].into_iter()).await;
+        assert_eq!(recalled() - before, 2, "the attributes of the directory, and the name");
+        one.lookup(&cx, dir, name("c")).await.unwrap();
+        assert_eq!(list(&one, dir).await.0, ["b", "c"].map(str::to_owned).into());
+    });
+}
+
 #[test]
 fn a_directory_that_was_removed_while_it_was_open_is_empty() {
     simulate(46, async {

@@ -33,7 +33,7 @@ pub(super) struct LeasedListing {
     pages: Vec<Arc<ListedPage>>,
     /// The listing was read to its end.
     is_whole: bool,
-    /// The server has leased the directory's names with it.
+    /// The server has leased the directory's names with it, or since.
     names_are_leased: bool,
     /// Keys of all names that may be there, once that was asked.
     may_be_there: Option<HashSet<u64, IdHash>>,
@@ -253,6 +253,14 @@ impl Leased {
         if let Some(held) = self.held(dir) {
             self.remember_page(held, page, false);
         }
+    }
+
+    /// The server has leased all names of a directory with one of them.
+    pub(super) fn names_are_leased(&self, dir: FileId) {
+        self.listings.update(AnswerKey::of_attributes(dir), |listing| {
+            listing.names_are_leased |= self.listing_stands(listing, dir);
+            Some(())
+        });
     }
 
     fn listing_stands(&self, listing: &LeasedListing, dir: FileId) -> bool {

@@ -206,6 +206,9 @@ impl LeasedAnswers {
         let said = attr.validity;
         let is_leased = is_lease(said.name) && leased.owns(place.1);
         let holds = is_leased && leased.remember_new_name(&change, place, entry.id);
+        if holds {
+            leased.names_are_leased(place.1);
+        }
         attr.validity.name = leased.time(said.name, holds);
         let believed = match is_lease(said.attributes) {
             true => leased.remember_made(&change, (entry.id, holds), attr),
