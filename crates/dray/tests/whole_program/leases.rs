@@ -26,7 +26,7 @@ fn serve(rig: &mut Rig) {
     rig.start_server(&command, None);
 }
 
-fn two_mounts(transport: &str) -> (Rig, PathBuf, PathBuf) {
+pub(crate) fn two_mounts(transport: &str) -> (Rig, PathBuf, PathBuf) {
     let mut rig = Rig::new();
     serve(&mut rig);
     let options = format!("leases=yes,{transport}");
@@ -44,7 +44,7 @@ fn calls(rig: &Rig, at: &Path) -> u64 {
 }
 
 /// A tree of 20 directories of 20 files.
-fn tree(at: &Path) -> Vec<PathBuf> {
+pub(crate) fn tree(at: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for dir in 0..20 {
         let dir = at.join(format!("dir{dir}"));

@@ -24,6 +24,7 @@ mod handles;
 mod hanging;
 mod held_back;
 mod inside;
+mod kept_listings;
 mod keyless;
 mod leases;
 mod leases_outside;

@@ -7,6 +7,7 @@ use dray_core::{
 };
 
 use crate::front::Worker;
+use crate::front::kept_listings::another_time;
 use crate::proto::abi::fattr;
 use crate::proto::{AttributeOperation, SetattrArgs, reply};
 use crate::state::changes::ChangeNumber;
@@ -22,7 +23,11 @@ impl Worker {
         let asked = self.asked();
         match *op {
             AttributeOperation::Getattr { fh } => {
+                let in_doubt = self.drops_listing(node).await;
                 let mut attr = self.believable(node, self.getattr(cx, node, fh).await?)?;
+                if in_doubt {
+                    attr.mtime = another_time(attr.mtime);
+                }
                 let believed = self.attributes_validity(&attr, node, asked);
                 // Only read(2) and lseek(2) name the file (`fuse_update_attributes` in fs/fuse/dir.c).
                 let believed = match fh.is_some() && self.drops_pages(node, &mut attr) {

@@ -114,6 +114,11 @@ impl CacheMode {
         matches!(self.names, Names::Leased { .. })
     }
 
+    /// Whether the kernel may keep listings that may be recalled. Without names each file would be looked up.
+    pub(crate) fn keeps_listings(&self) -> bool {
+        matches!(self.names, Names::Leased { max } if !max.is_zero())
+    }
+
     /// Whether the kernel goes by names that others may have changed.
     pub(crate) fn names_may_change(&self) -> bool {
         self.names == Names::MayChange

@@ -13,11 +13,13 @@ use dray_core::{
 use dray_rt::{Instant, now};
 
 use crate::front::Worker;
+use crate::front::kept_listings::AnswerUnderLease;
 use crate::front::leased::Answered;
 use crate::proto::reply::{DirList, ENTRY_BYTES};
 use crate::proto::wire::Small;
 use crate::state::changes::ChangeNumber;
 use crate::state::handles::OpenHandle;
+use crate::state::kernel_listings::ListingDoubt;
 use crate::transport::KernelAnswer;
 
 /// Bytes of names and records asked for at a time, by who reads on.
@@ -46,6 +48,8 @@ pub(crate) struct Listing {
     read_at: Option<Instant>,
     /// What this mount has changed since is not in it.
     read_after: ChangeNumber,
+    /// Under which doubt of the kernel's listing it was asked for, if there was a lease then.
+    asked_under: Option<ListingDoubt>,
 }
 
 /// When a page was fetched.
@@ -84,20 +88,29 @@ impl Worker {
     pub(crate) async fn readdir(
         &self,
         cx: &Context,
-        fh: u64,
-        at: u64,
-        size: usize,
+        (node, fh): (u64, u64),
+        (at, size): (u64, usize),
         plus: bool,
     ) -> Result<KernelAnswer> {
         let handle = self.handle(fh)?;
         let file = self.file(cx, fh).await?;
+        let keeps = self.shared.mode.is_leased() && handle.may_keep_listing();
+        let mut under = self.begin_answer(node);
+        if keeps && at == 0 {
+            self.shared.listings.begins(node);
+        }
         let mut list = DirList::new(size.min(LIST_MAX_BYTES));
         let mut listing = take(&handle);
-        let result = self.fill(cx, &file, &mut listing, at, plus, &mut list).await;
+        let filling =
+            self.fill(cx, (node, &file), (&mut listing, &mut under), (at, plus), &mut list);
+        let result = filling.await;
         *handle.listing.lock().unwrap_or_else(PoisonError::into_inner) = listing;
         // Entries in the list have been counted as known to the kernel.
         if list.is_empty() {
             result?;
+        }
+        if keeps && !self.may_be_kept(node, &under, list.is_empty()) && list.is_empty() {
+            return Ok(KernelAnswer::Bytes(DirList::end_that_is_not_kept(plus)));
         }
         Ok(KernelAnswer::Bytes(list.into_bytes()))
     }
@@ -105,10 +118,9 @@ impl Worker {
     async fn fill(
         &self,
         cx: &Context,
-        file: &Arc<dyn OpenFile>,
-        listing: &mut Listing,
-        at: u64,
-        plus: bool,
+        (node, file): (u64, &Arc<dyn OpenFile>),
+        (listing, under): (&mut Listing, &mut AnswerUnderLease),
+        (at, plus): (u64, bool),
         list: &mut DirList,
     ) -> Result<()> {
         let mut cookie = at;
@@ -132,13 +144,20 @@ impl Worker {
         }
         loop {
             let index = match listing.find(cookie, list.max_bytes()) {
-                Some(index) if index < listing.page.len() => index,
-                Some(_) if listing.page.end => return Ok(()),
+                Some(index) if index < listing.page.len() => {
+                    under.has(listing.asked_under);
+                    index
+                }
+                Some(_) if listing.page.end => {
+                    under.has(listing.asked_under);
+                    return Ok(());
+                }
                 // Waiting once for the file system is enough for one answer.
                 _ if asked => return Ok(()),
                 _ => {
                     asked = true;
                     let read_after = self.shared.changes.now();
+                    let asked_under = self.asks_under(node, dir);
                     let page_bytes = listing.page_bytes(cookie, list.max_bytes());
                     let mut page = file.readdir(cx, cookie, page_bytes, plus).await?;
                     page.end |= page.is_empty();
@@ -147,6 +166,7 @@ impl Worker {
                         from: Some(cookie),
                         read_at: Some(now()),
                         read_after,
+                        asked_under,
                         ..Listing::default()
                     };
                     continue;

@@ -42,6 +42,7 @@ impl Worker {
         if !is_found
             || !self.publish_attributes(answered.id, answered.asked, &valid.attr)
             || self.doubts_pages(node)
+            || self.doubts_listing(node)
         {
             valid.attr = Default::default();
         }
@@ -68,7 +69,7 @@ impl Worker {
         let id = self.shared.nodes.id(node).ok();
         let id = id.filter(|id| self.shared.nodes.find(*id) == Some(node));
         let holds = id.is_some_and(|id| self.publish_attributes(id, asked, &valid));
-        match holds && !self.doubts_pages(node) {
+        match holds && !self.doubts_pages(node) && !self.doubts_listing(node) {
             true => valid,
             false => Default::default(),
         }

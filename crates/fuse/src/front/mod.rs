@@ -9,6 +9,7 @@ mod changes;
 pub(crate) mod dirs;
 mod file;
 mod ioctl;
+pub(crate) mod kept_listings;
 mod label;
 mod leased;
 mod leased_pages;
@@ -165,7 +166,7 @@ impl Worker {
                 self.release(cx, node, fh).await
             }
             Operation::Readdir { fh, at, size, plus } => {
-                self.readdir(cx, fh, at, size as usize, plus).await
+                self.readdir(cx, (node, fh), (at, size as usize), plus).await
             }
             Operation::Attributes(ref operation) => self.attributes(cx, node, operation).await,
             Operation::Xattrs(ref operation) => self.xattrs(cx, node, operation).await,
@@ -181,11 +182,20 @@ impl Worker {
     }
 
     fn forget(&self, node: u64, lookups: u64) {
-        let MountShared { nodes, versions, pages, passthrough, lock_owners, capabilities, .. } =
-            &*self.shared;
+        let MountShared {
+            nodes,
+            versions,
+            pages,
+            listings,
+            passthrough,
+            lock_owners,
+            capabilities,
+            ..
+        } = &*self.shared;
         nodes.forget(node, lookups, || {
             versions.forget(node);
             pages.forget(node);
+            listings.forget(node);
             passthrough.forget(node);
             lock_owners.forget(node);
             capabilities.forget(node);

@@ -75,7 +75,8 @@ impl Worker {
                 let file = self.open_believed(cx, (node, id), how).await?;
                 let said = file.at_open().map(|seen| seen.attr.validity);
                 let kernel = match self.shared.mode.pages(said) {
-                    PageValidity::Never | PageValidity::UntilChanged => 0,
+                    PageValidity::Never => self.listing_flags((node, id), before),
+                    PageValidity::UntilChanged => 0,
                     PageValidity::UntilRevoked => fopen::KEEP_CACHE | fopen::CACHE_DIR,
                 };
                 self.open_answer(cx, Small::new(), (file, None), how.flags, ((kernel, 0), None))
@@ -155,6 +156,9 @@ impl Worker {
         let fh = handles.add(file, flags, cx.origin.request, dropping)?;
         if let Some(mode) = mode {
             handles.find(fh)?.is_open_as(mode);
+        }
+        if flags & libc::O_DIRECTORY != 0 {
+            handles.find(fh)?.keeps_listing(kernel.0 & fopen::CACHE_DIR != 0);
         }
         reply::put_open(&mut out, fh, kernel);
         Ok(KernelAnswer::Small(out))

@@ -156,6 +156,17 @@ impl DirList {
         self.bytes
     }
 
+    /// An end that ends no listing which the kernel keeps. An entry that is cut short is none, so that there are no
+    /// more. But only an empty list completes what is kept (`fuse_readdir_uncached` in fs/fuse/readdir.c).
+    pub(crate) fn end_that_is_not_kept(plus: bool) -> Vec<u8> {
+        let fixed = if plus { ENTRY_BYTES + DIRENT_BYTES } else { DIRENT_BYTES };
+        let mut list = DirList::new(fixed + 8);
+        let nothing = Small::new().zeros(ENTRY_BYTES);
+        list.push(b"-", 0, 0, 0, plus.then(|| nothing.as_slice()));
+        list.bytes.truncate(fixed);
+        list.bytes
+    }
+
     /// Whether an entry of this name still fits.
     pub(crate) fn fits(&self, name: &[u8], plus: bool) -> bool {
         let fixed = if plus { ENTRY_BYTES + DIRENT_BYTES } else { DIRENT_BYTES };
@@ -200,6 +211,18 @@ mod tests {
     fn device_numbers_take_their_odd_places() {
         assert_eq!(device_numbers(0x0801), (8, 1));
         assert_eq!(device_numbers(0x1230_4567), (0x45, 0x1_2367));
+    }
+
+    /// The kernel goes on while there is room for an entry without a name. It ends at an entry that is longer than
+    /// what is left (`parse_dirfile`, `parse_dirplusfile`).
+    #[test]
+    fn an_end_that_is_not_kept_has_an_entry_that_is_cut_short() {
+        for (plus, head) in [(false, 0), (true, ENTRY_BYTES)] {
+            let end = DirList::end_that_is_not_kept(plus);
+            assert_eq!(end.len(), head + DIRENT_BYTES);
+            assert!(end[..head].iter().all(|byte| *byte == 0), "it links no file");
+            assert_eq!(end[head + 16..head + 20], 1u32.to_ne_bytes(), "the length of its name");
+        }
     }
 
     #[test]

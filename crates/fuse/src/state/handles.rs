@@ -43,6 +43,9 @@ pub(crate) struct OpenHandle {
     mapped: AtomicBool,
     /// How the kernel has it open, where that matters.
     mode: OnceLock<OpenMode>,
+    /// Whether the kernel may keep the listing of a directory that it reads through this. Of what a predecessor
+    /// opened nobody knows.
+    keeps_listing: OnceLock<bool>,
     /// What was read of a directory and not yet asked for.
     pub(crate) listing: Mutex<Listing>,
 }
@@ -88,6 +91,15 @@ impl OpenHandle {
     /// To be said before the kernel hears of the handle.
     pub(crate) fn is_open_as(&self, mode: OpenMode) {
         let _ = self.mode.set(mode); // it is said once
+    }
+
+    /// Whether the kernel may keep what it lists through this. To be said before the kernel hears of the handle.
+    pub(crate) fn keeps_listing(&self, keeps: bool) {
+        let _ = self.keeps_listing.set(keeps); // it is said once
+    }
+
+    pub(crate) fn may_keep_listing(&self) -> bool {
+        self.keeps_listing.get().copied().unwrap_or(true)
     }
 
     fn slot(&self) -> MutexGuard<'_, Option<Arc<dyn OpenFile>>> {
@@ -273,6 +285,7 @@ fn handle(
         drops,
         mapped: AtomicBool::new(false),
         mode: OnceLock::new(),
+        keeps_listing: OnceLock::new(),
         listing,
     })
 }

@@ -4,6 +4,7 @@
 pub(crate) mod capabilities;
 pub(crate) mod changes;
 pub(crate) mod handles;
+pub(crate) mod kernel_listings;
 pub(crate) mod kernel_pages;
 pub(crate) mod moved;
 pub(crate) mod nodes;

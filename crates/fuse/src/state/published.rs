@@ -20,7 +20,7 @@ pub(crate) const NAME_VALIDITY_MAX: Duration = Duration::from_secs(1);
 const LATE: Duration = Duration::from_millis(250);
 /// So long after an answer the thread that asked may not have used it yet. A notice would find no inode,
 /// or a name whose time is about to be counted.
-const UNSETTLED: Duration = Duration::from_millis(20);
+pub(crate) const UNSETTLED: Duration = Duration::from_millis(20);
 
 /// When files and directories were last given to the kernel.
 pub(crate) struct PublishedAnswers {

@@ -13,20 +13,21 @@ use crate::worker::shared::MountShared;
 
 /// How long a recall waits for pages. The kernel may wait for one that is being read, by a read that waits for
 /// the change that recalls.
-const PAGES_MAX: Duration = Duration::from_millis(200);
+pub(crate) const PAGES_MAX: Duration = Duration::from_millis(200);
 
 /// Has the kernel forget what is recalled. Does not wait.
 pub(crate) fn recalled(shared: &Arc<MountShared>, recall: Recall, done: RecallDone) {
     let Recall::Items(items) = recall else {
         // All leases ended before this, and with them the times that the kernel was given. Pages have none.
         shared.pages.doubt_all();
+        shared.listings.doubt_all();
         return drop_nodes_soon(shared, shared.pages.nodes().into_iter().collect());
     };
     items.iter().for_each(|item| shared.changes.note(item.id));
-    items
-        .iter()
-        .filter_map(|item| attributes_node(shared, item))
-        .for_each(|node| shared.pages.doubt(node));
+    items.iter().filter_map(|item| attributes_node(shared, item)).for_each(|node| {
+        shared.pages.doubt(node);
+        shared.listings.doubt(node);
+    });
     let shared = shared.clone();
     dray_rt::spawn(async move {
         for item in &items {
@@ -50,7 +51,7 @@ fn attributes_node(shared: &MountShared, item: &RecallItem) -> Option<u64> {
     item.kinds.contains(LeaseKinds::ATTRIBUTES).then(|| shared.nodes.find(item.id)).flatten()
 }
 
-/// The pages of files whose attributes are recalled. A read(2) drops them itself. This is for mappings, and for
+/// The pages of files whose attributes are recalled, and listings of directories. A read(2) drops them itself. This is for mappings, and for
 /// splice(2), which ask for no attributes.
 async fn drop_pages(shared: &Arc<MountShared>, items: &[RecallItem]) {
     for node in items.iter().filter_map(|item| attributes_node(shared, item)) {
@@ -59,7 +60,30 @@ async fn drop_pages(shared: &Arc<MountShared>, items: &[RecallItem]) {
         {
             shared.pages.dropped(node, doubt);
         }
+        listing_dropped(shared, node).await;
     }
+}
+
+/// Has the kernel drop what it keeps of a directory's listing that is in doubt, as soon as all that was answered
+/// has reached it.
+pub(crate) async fn listing_dropped(shared: &Arc<MountShared>, node: u64) {
+    let Some((doubt, settled)) = shared.listings.doubted(node) else { return };
+    sleep(settled - now()).await;
+    if pages_dropped(shared, node).await {
+        shared.listings.dropped(node, doubt);
+    }
+}
+
+/// The same soon, if nobody does it.
+pub(crate) fn drop_listing_soon(shared: &Arc<MountShared>, node: u64) {
+    if shared.listings.doubted(node).is_none() || !shared.listings.begin_dropping(node) {
+        return;
+    }
+    let shared = shared.clone();
+    dray_rt::spawn(async move {
+        listing_dropped(&shared, node).await;
+        shared.listings.end_dropping(node);
+    });
 }
 
 /// Takes no lock that a request could hold. The attributes of a node that is not there need not be dropped.

@@ -16,6 +16,7 @@ use crate::state::State;
 use crate::state::capabilities::Capabilities;
 use crate::state::changes::RecentChanges;
 use crate::state::handles::Handles;
+use crate::state::kernel_listings::KernelListings;
 use crate::state::kernel_pages::KernelPages;
 use crate::state::nodes::Nodes;
 use crate::state::passthrough::Passthrough;
@@ -48,6 +49,7 @@ pub(crate) struct MountShared {
     pub(crate) versions: Versions,
     /// Of files under leases.
     pub(crate) pages: KernelPages,
+    pub(crate) listings: KernelListings,
     /// Which files the kernel reads by itself.
     pub(crate) passthrough: Arc<Passthrough>,
     pub(crate) capabilities: Capabilities,
@@ -78,12 +80,16 @@ impl MountShared {
             nodes.track_bindings();
         }
         let (published, pages) = (PublishedAnswers::default(), KernelPages::default());
+        let listings = KernelListings::new(adopted);
         let handles = Handles::new(state.clone());
         if adopted && mode.is_leased() {
             published.assume_names();
             // What a predecessor knew of them nobody knows.
             let open = handles.ids().into_iter().filter_map(|id| nodes.find(id));
-            open.for_each(|node| _ = pages.opened(node));
+            open.for_each(|node| match nodes.type_of(node) {
+                Some(FileType::Directory) => listings.inherited(node),
+                _ => _ = pages.opened(node),
+            });
         }
         let passthrough = Passthrough::new(device.clone(), session.has(init::PASSTHROUGH));
         if adopted && passthrough.is_agreed() {
@@ -115,6 +121,7 @@ impl MountShared {
             lock_owners,
             versions: Versions::default(),
             pages,
+            listings,
             passthrough: Arc::new(passthrough),
             capabilities: Capabilities::default(),
             changes: RecentChanges::default(),

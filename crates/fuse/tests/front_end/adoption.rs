@@ -17,19 +17,19 @@ use dray_fuse::{
 };
 
 /// What a supervisor holds.
-struct Held {
-    fd: OwnedFd,
-    clones: Vec<OwnedFd>,
-    state: OwnedFd,
+pub(crate) struct Held {
+    pub(crate) fd: OwnedFd,
+    pub(crate) clones: Vec<OwnedFd>,
+    pub(crate) state: OwnedFd,
 }
 
 impl Held {
-    fn device(&self, state: State) -> Device {
+    pub(crate) fn device(&self, state: State) -> Device {
         let copy = |fd: &OwnedFd| fd.try_clone().unwrap();
         Device { fd: copy(&self.fd), clones: self.clones.iter().map(copy).collect(), state }
     }
 
-    fn adopt(&self) -> Device {
+    pub(crate) fn adopt(&self) -> Device {
         self.device(State::adopt(self.state.try_clone().unwrap()).unwrap())
     }
 }

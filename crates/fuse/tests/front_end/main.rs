@@ -4,6 +4,7 @@ mod adoption;
 mod common;
 mod decode;
 mod handles;
+mod kept_listings;
 mod labels;
 mod leased_pages;
 mod leases;

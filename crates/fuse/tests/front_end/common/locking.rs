@@ -18,6 +18,8 @@ pub struct Table {
     pub stalled: AtomicBool,
     /// Reads are answered late: when this is taken back.
     pub reads_late: AtomicBool,
+    /// Listings are answered late, with the names that were there before: when this is taken back.
+    pub listings_late: AtomicBool,
     /// Writes are carried out late: when this is taken back.
     pub writes_held: AtomicBool,
     /// Flushes are answered late: when this is taken back.
@@ -288,7 +290,6 @@ impl OpenFile for LockingFile {
     }
 
     pass_on! {
-        readdir(cookie: u64, max_bytes: usize, plus: bool) -> Result<DirPage>;
         getattr() -> Result<Attr>;
         setattr(set: SetAttr) -> Result<Attr>;
         seek(at: u64, what: Seek) -> Result<u64>;
@@ -330,6 +331,20 @@ impl OpenFile for LockingFile {
             let read = self.inner.read(cx, at, into).await;
             self.table.while_set(&self.table.reads_late).await;
             read
+        })
+    }
+
+    fn readdir<'a>(
+        &'a self,
+        cx: &'a Context,
+        cookie: u64,
+        max_bytes: usize,
+        plus: bool,
+    ) -> Fut<'a, Result<DirPage>> {
+        Box::pin(async move {
+            let page = self.inner.readdir(cx, cookie, max_bytes, plus).await;
+            self.table.while_set(&self.table.listings_late).await;
+            page
         })
     }
 

@@ -35,9 +35,19 @@ impl NotifyingSession {
 
     /// The server recalls these leases. Waits until they are given up, and says how long that took.
     pub fn recall(&self, items: Vec<RecallItem>) -> Duration {
+        self.leases().retain(|id, _| !items.iter().any(|item| item.id == *id));
+        self.end(Recall::Items(items))
+    }
+
+    /// All leases of the session have ended.
+    pub fn recall_all(&self) -> Duration {
+        self.leases().clear();
+        self.end(Recall::All)
+    }
+
+    fn end(&self, recall: Recall) -> Duration {
         let hear = self.1.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let hear = hear.expect("the front end hears of recalls");
-        self.leases().retain(|id, _| !items.iter().any(|item| item.id == *id));
         let (tell, ended) = mpsc::channel();
         let begin = Instant::now();
         std::thread::spawn(move || {
@@ -45,7 +55,7 @@ impl NotifyingSession {
             executor.block_on(async move {
                 let (sender, receiver) = dray_rt::sync::oneshot::channel();
                 let done = RecallDone::new(move || _ = sender.send(()));
-                hear(Recall::Items(items), done);
+                hear(recall, done);
                 let _ = receiver.await;
             });
             let _ = tell.send(());
