@@ -77,7 +77,8 @@ def requests(at):
 
 
 def status(at):
-    said = subprocess.run([DRAY, "status", at, "--json"], check=True, capture_output=True)
+    # Without the half second in which it measures rates: what follows at once is to be measured.
+    said = subprocess.run([DRAY, "status", at, "--json", "--interval", "0"], check=True, capture_output=True)
     return json.loads(said.stdout)
 
 
