@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dray_core::NodeId;
 use dray_fabric::{Address, ReservedPort};
 use dray_rpc::client::{ClientOptions, ClientSession, LeaseWish, RemoteFs, SessionMemory};
 use dray_rt::{DriverKind, Executor};
@@ -12,16 +13,28 @@ use crate::{CommandResult, context, idle};
 
 /// A session of its own on `address`.
 pub async fn client(address: &Address, export: &str) -> CommandResult<RemoteFs> {
-    connect(address, export, LeaseWish::No).await
+    connect(address, export, LeaseWish::No, SessionMemory::heap()).await
+}
+
+/// The same for a further server of a projection, whose sessions have one node.
+pub async fn client_of(address: &Address, export: &str, node: NodeId) -> CommandResult<RemoteFs> {
+    let memory = SessionMemory::heap();
+    memory.set_node(node);
+    connect(address, export, LeaseWish::No, memory).await
 }
 
 /// The same with leases.
 pub async fn leased_client(address: &Address, export: &str) -> CommandResult<RemoteFs> {
-    connect(address, export, LeaseWish::Yes { callers_are_checked: true, keeps_writes: false })
-        .await
+    let leases = LeaseWish::Yes { callers_are_checked: true, keeps_writes: false };
+    connect(address, export, leases, SessionMemory::heap()).await
 }
 
-async fn connect(address: &Address, export: &str, leases: LeaseWish) -> CommandResult<RemoteFs> {
+async fn connect(
+    address: &Address,
+    export: &str,
+    leases: LeaseWish,
+    memory: SessionMemory,
+) -> CommandResult<RemoteFs> {
     let options = ClientOptions {
         export: export.to_owned(),
         key: None,
@@ -38,12 +51,8 @@ async fn connect(address: &Address, export: &str, leases: LeaseWish) -> CommandR
         aside: None,
         write_back: None,
     };
-    let session = ClientSession::connect(
-        Arc::new(ReservedPort(address.clone())),
-        options,
-        SessionMemory::heap(),
-    )
-    .await;
+    let session =
+        ClientSession::connect(Arc::new(ReservedPort(address.clone())), options, memory).await;
     session.map(RemoteFs::new).map_err(context("connect"))
 }
 

@@ -152,7 +152,14 @@ const PARTS_MAX: usize = 1 << 14;
 /// slots. If the client process dies in between, the next process finds the guards taken. So no
 /// step is made twice.
 #[derive(Default)]
-pub struct StepGuards(Mutex<Vec<Box<dyn Any + Send>>>);
+pub struct StepGuards(Mutex<KeptGuards>);
+
+/// Most requests keep one guard, which needs no list.
+#[derive(Default)]
+struct KeptGuards {
+    first: Option<Box<dyn Any + Send>>,
+    further: Vec<Box<dyn Any + Send>>,
+}
 
 impl fmt::Debug for StepGuards {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -215,7 +222,11 @@ impl Context {
     /// Keeps `guard` until the last step of the request has ended. Without steps it is dropped now.
     pub fn keep(&self, guard: impl Any + Send) {
         if let Some(StepGuards(guards)) = self.steps.as_deref() {
-            guards.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(guard));
+            let mut kept = guards.lock().unwrap_or_else(PoisonError::into_inner);
+            match kept.first {
+                None => kept.first = Some(Box::new(guard)),
+                Some(_) => kept.further.push(Box::new(guard)),
+            }
         }
     }
 
@@ -346,6 +357,21 @@ mod tests {
         let long = "x".repeat(JOB_MAX_BYTES + 1);
         assert_eq!(&*job(&[("SLURM_JOB_ID", &long), ("PBS_JOBID", ""), ("JOB_ID", "5")]), "5");
         assert_eq!(&*job(&[]), "");
+    }
+
+    #[test]
+    fn guards_are_kept_until_the_last_context_of_the_steps_is_gone() {
+        let (one, other, third) = (Arc::new(1), Arc::new(2), Arc::new(3));
+        let counts = || [&one, &other, &third].map(Arc::strong_count);
+        Context::system().keep(one.clone());
+        assert_eq!(counts(), [1; 3], "a request of one step keeps nothing");
+        let steps = Context::system().in_steps();
+        let further = steps.uncounted();
+        [&one, &other, &third].into_iter().for_each(|guard| steps.keep(guard.clone()));
+        drop(steps);
+        assert_eq!(counts(), [2; 3]);
+        drop(further);
+        assert_eq!(counts(), [1; 3]);
     }
 
     #[test]

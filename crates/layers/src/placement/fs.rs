@@ -18,7 +18,7 @@ use super::guesses::HomeGuesses;
 use super::last_lookups::{FoundName, NameKey};
 use super::mapping::Placement;
 use super::places::FilePlaces;
-use super::servers::{PlacedServers, at_home, is_gone};
+use super::servers::{ONLY, PlacedServers, at_home, is_gone};
 use super::slices::Slices;
 
 /// Lookups of one name that find a file which is gone when its home server is asked. After that many
@@ -85,6 +85,9 @@ impl FileSystem for PlacedFs {
         dir: FileId,
         name: &'a Name,
     ) -> Fut<'a, Result<Entry>> {
+        if let Some(server) = self.shared.only() {
+            return server.lookup(cx, dir, name);
+        }
         Box::pin(async move {
             let (shared, place) = (&*self.shared, (dir, name));
             let (at, key) = (shared.slices.name(dir, name), NameKey::of(dir, name));
@@ -130,6 +133,9 @@ impl FileSystem for PlacedFs {
         name: &'a Name,
         what: Make<'a>,
     ) -> Fut<'a, Result<Entry>> {
+        if let Some(server) = self.shared.only() {
+            return server.make(cx, dir, name, what);
+        }
         let shared = &*self.shared;
         let at = shared.slices.name(dir, name);
         // Nobody has asked another server for the new file's attributes, so they are not old.
@@ -150,6 +156,9 @@ impl FileSystem for PlacedFs {
         name: &'a Name,
         kind: RemoveKind,
     ) -> Fut<'a, Result<()>> {
+        if let Some(server) = self.shared.only() {
+            return server.remove(cx, dir, name, kind);
+        }
         Box::pin(async move {
             let shared = &*self.shared;
             let named = shared.slices.name(dir, name);
@@ -185,6 +194,9 @@ impl FileSystem for PlacedFs {
         to: (FileId, &'a Name),
         how: RenameHow,
     ) -> Fut<'a, Result<()>> {
+        if let Some(server) = self.shared.only() {
+            return server.rename(cx, from, to, how);
+        }
         Box::pin(async move {
             let shared = &*self.shared;
             let named = shared.slices.name(from.0, from.1);
@@ -231,6 +243,9 @@ impl FileSystem for PlacedFs {
         dir: FileId,
         name: &'a Name,
     ) -> Fut<'a, Result<Entry>> {
+        if let Some(server) = self.shared.only() {
+            return server.link(cx, id, dir, name);
+        }
         Box::pin(async move {
             let steps = cx.in_steps();
             let shared = &*self.shared;
@@ -327,6 +342,12 @@ impl FileSystem for PlacedFs {
         name: &'a Name,
         how: CreateHow,
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
+        if let Some(server) = self.shared.only() {
+            return Box::pin(async move {
+                let (entry, file) = server.create(cx, dir, name, how).await?;
+                Ok((entry, PlacedFile::open(&self.shared, (ONLY, how.open), file)))
+            });
+        }
         Box::pin(async move {
             // A file that must be new is made once. Another one may be cut in a replay slot at its home, and
             // no request waits for a slot while it keeps one.

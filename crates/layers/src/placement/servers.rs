@@ -12,6 +12,9 @@ use super::last_lookups::NameKey;
 use super::places::{FilePlace, FilePlaces};
 use super::slices::{SliceIndex, Slices};
 
+/// The server of a projection that has one.
+pub(super) const ONLY: SliceIndex = SliceIndex(0);
+
 /// The servers of a projection, and the mapping that chooses between them. With failover each slice counts as
 /// a server.
 pub(super) struct PlacedServers {
@@ -51,6 +54,15 @@ impl PlacedServers {
     /// Whether servers may have to learn ids from names.
     pub(super) fn learn(&self) -> bool {
         self.info.learns_ids()
+    }
+
+    /// The server of a projection that has one, and whose ids need not be learned. No call concerns another server,
+    /// so calls are passed on as they are. None of several.
+    pub(super) fn only(&self) -> Option<&dyn FileSystem> {
+        match (self.slices.count(), self.learn()) {
+            (1, false) => Some(self.at(ONLY)),
+            _ => None,
+        }
     }
 
     /// The server where a file is used: its content, its attributes and its locks.
