@@ -477,18 +477,11 @@ impl FileSystem for RemoteFs {
         how: CreateHow,
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
         Box::pin(async move {
-            let link = &self.session.link;
-            if !how.exclusive {
-                link.kept.settle_all().await; // the file may be there
+            let handle = self.session.link.handle_of(cx);
+            if how.exclusive || !self.session.link.kept.is_wanted() {
+                return self.create_as_asked(cx, (dir, name), (how, handle)).await;
             }
-            let (handle, asked) = (link.handle_of(cx), link.kept.asking());
-            let call = Call::Create { dir, name: name.as_bytes(), how, handle };
-            let ((entry, no_capability), made, change): ((Entry, bool), _, _) =
-                self.change_leased(cx, call).await?;
-            self.may_keep(asked, (entry.id, how.exclusive), made, Some(&entry.attr));
-            self.name_changed((dir, name.as_bytes()), made, ExpectedName::File(entry.id));
-            let entry = self.session.link.leases.named(change, (cx, dir, name), entry);
-            self.made(cx, (entry, no_capability), (handle, how.open), made).await
+            Box::pin(self.create_beside_kept(cx, (dir, name), (how, handle))).await
         })
     }
 

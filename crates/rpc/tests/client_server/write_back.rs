@@ -8,8 +8,8 @@ use std::time::Duration;
 use crate::common::leased_site::{KEEPS, LeasedSite, TERM, YES};
 use crate::common::{client_options, simulate};
 use dray_core::{
-    Buf, BufMut, Context, CreateHow, Entry, FileId, FileSystem, LockOwner, Name, OpenFile, OpenHow,
-    Pid, RequestId, SessionControl, Write,
+    Buf, BufMut, Context, CreateHow, Entry, FileId, FileSystem, Fut, LockOwner, Make, Name,
+    OpenFile, OpenHow, Pid, RequestId, SessionControl, Write,
 };
 use dray_rpc::client::{
     ClientOptions, ClientSession, KeptWritesStatus, LeftBehind, LocalLogDisk, RemoteFs,
@@ -199,6 +199,82 @@ fn many_small_files_are_kept_until_somebody_looks_at_them() {
             assert_eq!(found.unwrap().attr.size, 100);
         }
     });
+}
+
+/// `open("new", O_CREAT | O_TRUNC)`, as most programs make files.
+async fn create_or_cut(fs: &RemoteFs, dir: FileId, name: &str) -> (Entry, Arc<dyn OpenFile>) {
+    let open = OpenHow::new(libc::O_RDWR | libc::O_TRUNC);
+    let how = CreateHow { open, mode: 0o644, exclusive: false };
+    fs.create(&Context::system(), dir, Name::new(name.as_bytes()).unwrap(), how).await.unwrap()
+}
+
+async fn make_dir(fs: &RemoteFs, root: FileId, name: &str) -> FileId {
+    let (name, what) = (Name::new(name.as_bytes()).unwrap(), Make::Directory { mode: 0o755 });
+    fs.make(&Context::system(), root, name, what).await.unwrap().id
+}
+
+/// Each creation had sent what was kept of the file before: it did not know whether that is the one to be cut.
+// proves: P346
+#[test]
+fn a_small_file_of_a_name_that_is_known_to_be_absent_costs_its_creation() {
+    simulate(35, async {
+        let (site, cx, disk) = (LeasedSite::new(), Context::system(), Disk::new());
+        let one = client(&site, "one", &disk).await;
+        let dir = make_dir(&one, site.root, "dir").await;
+        let before = calls(&site);
+        for number in 0..100 {
+            let name = format!("file{number}");
+            let looked = one.lookup(&cx, dir, Name::new(name.as_bytes()).unwrap()).await;
+            assert!(looked.is_err());
+            let (_, file) = create_or_cut(&one, dir, &name).await;
+            write(&file, 0, &[1; 100]).await;
+            file.sync(&cx, false).await.unwrap();
+            close(file).await;
+        }
+        assert!(calls(&site) - before <= 105, "{} calls", calls(&site) - before);
+        assert_eq!((kept(&one).bytes, kept(&one).files), (10_000, 100));
+        let (_, file) = create_or_cut(&one, dir, "file7").await;
+        assert_eq!(file.getattr(&cx).await.unwrap().size, 0, "what was kept is cut, too");
+        assert_eq!(kept(&one).bytes, 0, "all is sent where the file may be there");
+        close(file).await;
+        one.finish().await;
+        assert_eq!((kept(&one).bytes, kept(&one).lost), (0, 0));
+    });
+}
+
+/// Both believe that nothing has the name, or ask at the same time.
+// proves: P346
+#[test]
+fn two_clients_that_make_one_file_at_once_have_the_same_file() {
+    for seed in 0..8 {
+        simulate(seed, async {
+            let (site, cx) = (LeasedSite::new(), Context::system());
+            let disks = [Disk::new(), Disk::new()];
+            let one = client(&site, "one", &disks[0]).await;
+            let other = client(&site, "other", &disks[1]).await;
+            let dir = make_dir(&one, site.root, "dir").await;
+            for number in 0..32 {
+                let name = format!("file{number}");
+                for client in [&one, &other] {
+                    let name = Name::new(name.as_bytes()).unwrap();
+                    assert!(client.lookup(&cx, dir, name).await.is_err());
+                }
+                let making = [&one, &other]
+                    .map(|client| -> Fut<'_, _> { Box::pin(create_or_cut(client, dir, &name)) });
+                let made = dray_rt::join_all(making.into_iter().collect()).await;
+                assert_eq!(made[0].0.id, made[1].0.id);
+                write(&made[0].1, 0, b"one").await;
+                assert_eq!(read(&made[1].1, 10).await, b"one");
+                for (_, file) in made {
+                    close(file).await;
+                }
+            }
+            for client in [&one, &other] {
+                client.finish().await;
+                assert_eq!((kept(client).bytes, kept(client).lost), (0, 0));
+            }
+        });
+    }
 }
 
 /// A sync asks the server where it may have what is not on media.

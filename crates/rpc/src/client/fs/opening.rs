@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use dray_core::{
-    AtOpen, Attr, Context, Entry, Errno, Fate, FileId, Name, Op, OpenFile, OpenHow, Result, SetAttr,
+    AtOpen, Attr, Context, CreateHow, Entry, Errno, Fate, FileId, Name, Op, OpenFile, OpenHow,
+    Result, SetAttr,
 };
 
 use super::RemoteFs;
 use crate::client::channel::ReplyInfo;
+use crate::client::durability::ExpectedName;
 use crate::client::file::RemoteFile;
 use crate::client::link::SessionState;
 use crate::client::open_ahead::{Guess, Surplus};
@@ -23,6 +25,51 @@ impl RemoteFs {
         opened: (Option<AtOpen>, Option<Ticket>),
     ) -> RemoteFile {
         RemoteFile::new(self.session.clone(), id, handle, how, opened)
+    }
+
+    /// A creation, in one call.
+    pub(super) async fn create_as_asked(
+        &self,
+        cx: &Context,
+        (dir, name): (FileId, &Name),
+        (how, handle): (CreateHow, u64),
+    ) -> Result<(Entry, Arc<dyn OpenFile>)> {
+        let asked = self.session.link.kept.asking();
+        let call = Call::Create { dir, name: name.as_bytes(), how, handle };
+        let ((entry, no_capability), made, change): ((Entry, bool), _, _) =
+            self.change_leased(cx, call).await?;
+        self.may_keep(asked, (entry.id, how.exclusive), made, Some(&entry.attr));
+        self.name_changed((dir, name.as_bytes()), made, ExpectedName::File(entry.id));
+        let entry = self.session.link.leases.named(change, (cx, dir, name), entry);
+        self.made(cx, (entry, no_capability), (handle, how.open), made).await
+    }
+
+    /// A creation that may find the file there, by a session that may have kept writes to it. They would have to be sent
+    /// before, and it is not known of which file they are. So a name that is known to be absent is made first as one
+    /// that must be new. What was kept is of other files then, and stays.
+    pub(super) async fn create_beside_kept(
+        &self,
+        cx: &Context,
+        place: (FileId, &Name),
+        (how, handle): (CreateHow, u64),
+    ) -> Result<(Entry, Arc<dyn OpenFile>)> {
+        let link = &self.session.link;
+        let known = link.leases.lookup(cx, place.0, place.1);
+        let is_absent =
+            known.is_some_and(|found| found.is_err_and(|error| error.errno() == Errno::ENOENT));
+        if !is_absent {
+            link.kept.settle_all().await;
+        }
+        let first = CreateHow { exclusive: is_absent, ..how };
+        match self.create_as_asked(cx, place, (first, handle)).await {
+            // Another client was faster, now or when a process before this one asked. The second change has
+            // another number, so that a process after this one does not take one's answer for the other's.
+            Err(error) if error.errno() == Errno::EEXIST => {
+                link.kept.settle_all().await;
+                self.create_as_asked(&cx.part(1), place, (how, handle)).await
+            }
+            made => made,
+        }
     }
 
     /// A file that the call just answered has made.

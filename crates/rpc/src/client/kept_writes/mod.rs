@@ -242,6 +242,11 @@ impl KeptWrites {
         self.sum.bytes.load(Ordering::SeqCst)
     }
 
+    /// Whether the session wants write leases, so that it may keep something.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted
+    }
+
     /// Whether anything is kept.
     pub(crate) fn has_any(&self) -> bool {
         self.sum.bytes.load(Ordering::SeqCst) > 0
