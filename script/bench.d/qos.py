@@ -2,11 +2,16 @@
 
 Environment: DRAY (the command), STATE (the server's state directory), SERVER (its processes), MOUNTS (those of the
 mounts), RATE_MIB, SECS, ROUNDS, SHARED_MOUNT and SHARED_STATE (a mount of the projection `shared`, and the state
-directory of one of its servers), PARTS (victim share idle overhead jain change spread; all of them). Root: users are
-made by setresuid of threads.
+directory of one of its servers), PARTS (victim share idle overhead jain change spread; all of them), ARMS (of victim:
+apart server_cpu same_cpus elsewhere small; all of them). Root: users are made by setresuid of threads.
+
+APART_STATE and APART_SERVER are of a server on one CPU, for which writers have another one: APART_CPUS, the victim's
+first. APART_AT are mounts on these CPUs: of a victim before whose processes all others wait, of one without that, of
+the writers. APART_MOUNTS are their processes. Without APART_AT there is no such server.
 """
 
 import ctypes
+import dataclasses
 import json
 import mmap
 import os
@@ -40,16 +45,20 @@ def become(uid):
             raise OSError(ctypes.get_errno(), "cannot become another user")
 
 
-def qos(*words):
-    subprocess.run([DRAY, "qos", *words, "--state", STATE], check=True, stdout=subprocess.DEVNULL)
+def qos(*words, state=STATE):
+    subprocess.run([DRAY, "qos", *words, "--state", state], check=True, stdout=subprocess.DEVNULL)
 
 
-def rules(wanted):
-    shown = subprocess.run([DRAY, "qos", "show", "--json", "--state", STATE], check=True, capture_output=True)
-    for name in json.loads(shown.stdout)["exports"][0]["rules"]:
-        qos("remove", name)
+def qos_shown(state=STATE):
+    shown = subprocess.run([DRAY, "qos", "show", "--json", "--state", state], check=True, capture_output=True)
+    return json.loads(shown.stdout)["exports"][0]
+
+
+def rules(wanted, state=STATE):
+    for name in qos_shown(state)["rules"]:
+        qos("remove", name, state=state)
     for name, *settings in wanted:
-        qos("set", name, *settings)
+        qos("set", name, *settings, state=state)
 
 
 USERS = ("users", "each=user")
@@ -61,14 +70,20 @@ class Load:
 
     def __init__(self):
         self.threads, self.running, self.calls, self.lock = [], True, {}, threading.Lock()
-        self.ready_s = 0.0  # for which its threads were ready and had no CPU
+        self.tasks = []
 
-    def add(self, uid, step, pause=0.0):
+    def add(self, uid, step, pause=0.0, cpus=None, is_first=False):
         def work():
+            # Of the thread alone.
+            if cpus:
+                os.sched_setaffinity(0, cpus)
+            if is_first:
+                os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
             become(uid)
             noted = []
             with self.lock:
                 self.calls.setdefault(uid, []).append(noted)
+                self.tasks.append(threading.get_native_id())
             call = step()
             while self.running:
                 begun = time.monotonic()
@@ -77,9 +92,6 @@ class Load:
                 noted.append((now, now - begun, size))
                 if pause:
                     time.sleep(pause)
-            ready = schedstat(os.getpid(), threading.get_native_id())[1] / 1e9
-            with self.lock:
-                self.ready_s += ready
 
         thread = threading.Thread(target=work)
         self.threads.append(thread)
@@ -182,57 +194,136 @@ def cpu_s():
 
 
 class Aggressor:
-    """A process of its own with so many writers on both mounts."""
+    """A process of its own with so many writers on these mounts, by turns. They rest until they are to work."""
 
-    def __init__(self, mounts, writers):
+    def __init__(self, mounts, writers, cpus=None):
+        self.shared = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("Q")  # whether to work, and bytes of each writer
         self.pid = os.fork()
         if self.pid == 0:
             signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+            if cpus:
+                os.sched_setaffinity(0, cpus)
             load = Load()
             for number in range(writers):
-                load.add(AGGRESSOR, writer(f"{mounts[number % 2]}/aggressor{number}"))
+                path = f"{mounts[number % len(mounts)]}/aggressor{number}"
+                load.add(AGGRESSOR, self.when_working(writer(path), number))
             while True:
                 time.sleep(60)
-        time.sleep(0.5)
+
+    def when_working(self, step, number):
+        def rests():
+            call = step()
+
+            def work():
+                while not self.shared[0]:
+                    time.sleep(0.02)
+                size = call()
+                self.shared[1 + number] += size
+                return size
+            return work
+        return rests
+
+    def work(self, is_working):
+        self.shared[0] = is_working
+
+    def written_bytes(self):
+        return sum(self.shared[1:])
 
     def end(self):
         os.kill(self.pid, signal.SIGTERM)
         os.waitpid(self.pid, 0)
 
 
-def queued_s(uid):
-    """How long calls of a user have waited in the server's scheduler so far."""
-    shown = subprocess.run([DRAY, "qos", "show", "--json", "--state", STATE], check=True, capture_output=True)
-    qos_shown = json.loads(shown.stdout)["exports"][0]["qos"] or {"classes": []}
-    return sum(one["wait_total_s"] for one in qos_shown["classes"] if one["class"] == str(uid))
+@dataclasses.dataclass
+class Place:
+    """Where a victim and an aggressor work, and the processes that serve them."""
+
+    at: str  # the victim's mount
+    theirs: list  # mounts of the writers
+    state: str = STATE
+    server: list = dataclasses.field(default_factory=lambda: SERVER)
+    mounts: list = dataclasses.field(default_factory=lambda: MOUNTS)
+    cpus: tuple = (None, None)  # of the victim and of the writers, where they have some
+    is_first: bool = False  # the victim's thread has a CPU before all others
+
+    def queued_s(self):
+        """How long the victim's calls have waited in the server's scheduler so far."""
+        classes = (qos_shown(self.state)["qos"] or {"classes": []})["classes"]
+        return sum(one["wait_total_s"] for one in classes if one["class"] == str(VICTIM))
+
+    def counters(self, victim_task, aggressor):
+        """What has been counted by now: only differences say something."""
+        counted = {"at": time.monotonic(), "queued_s": self.queued_s(), "written": aggressor.written_bytes()}
+        counted["victim_ready_ns"] = schedstat(os.getpid(), victim_task)[1]
+        for who, pids in (("server", self.server), ("mounts", self.mounts)):
+            _, counted[f"{who}_ready_ns"], counted[f"{who}_turns"] = scheduled(pids)
+        counted["busy_ticks"], counted["ticks"] = machine()
+        return counted
 
 
-def victim(mounts, writers, theirs=None):
-    """Of the victim's rounds: the p99, and what they waited for. A thread that is ready and has no CPU waits for one.
-    The writers use `theirs`, if they do not use the same mounts."""
-    aggressor = Aggressor(theirs or mounts, writers) if writers else None
-    queued = queued_s(VICTIM)
-    before, busy_before = [scheduled(pids) for pids in (SERVER, MOUNTS)], machine()
-    load = Load().add(VICTIM, interactive(f"{mounts[0]}/small"), pause=0.002)
-    calls = load.run(3 * SECS)[VICTIM]  # a p99 needs many
-    after, busy_after = [scheduled(pids) for pids in (SERVER, MOUNTS)], machine()
-    queued = queued_s(VICTIM) - queued
-    if aggressor:
-        aggressor.end()
-    busy, ticks = (new - old for new, old in zip(busy_after, busy_before))
-    turns = [max(1, new[2] - old[2]) for old, new in zip(before, after)]
-    waits = [(new[1] - old[1]) / 1e3 / each for old, new, each in zip(before, after, turns)]
-    return {
+def places(mounts):
+    """Where the victim is in each arm."""
+    found = {}
+    if "APART_AT" in os.environ:
+        comes_first, victims, writers = os.environ["APART_AT"].split(",")
+        served = {"state": os.environ["APART_STATE"], "cpus": [{int(cpu)} for cpu in os.environ["APART_CPUS"].split(",")]}
+        served |= {name: os.environ[f"APART_{name.upper()}"].split(",") for name in ("server", "mounts")}
+        # On a cluster all have CPUs of their own, and share the server. So the victim and its mount have a CPU whenever
+        # they want one, and the server has what is left of it. What the victim waits for is the server.
+        found["apart"] = Place(comes_first, [writers], is_first=True, **served)
+        # The victim waits for the CPU of the server, too.
+        found["server_cpu"] = Place(victims, [writers], **served)
+    # Writers on the CPUs of the victim and its mount, and over that mount.
+    found["same_cpus"] = Place(mounts[0], mounts)
+    # By what the machine itself does to the victim that is to be judged.
+    found["elsewhere"] = Place(mounts[0], [os.environ["SHARED_MOUNT"]])
+    # Mounts whose requests have 128 KiB at most: each copy is shorter.
+    found["small"] = Place(f"{mounts[0]}.small", [f"{at}.small" for at in mounts])
+    return found
+
+
+# Writers begin with the burst of their limit. They end with the calls that wait: 10 MiB, at 20 MiB a second at least.
+SETTLE_S = 0.7
+WINDOWS = 3  # of each kind in a round, in turn: what else the machine does is in both
+
+
+def victim(place):
+    """What the victim finds alone, and beside ten writers. A thread that is ready and has no CPU waits for one."""
+    aggressor = Aggressor(place.theirs, 10, place.cpus[1])
+    load = Load().add(VICTIM, interactive(f"{place.at}/small"), pause=0.002, cpus=place.cpus[0], is_first=place.is_first)
+    windows = {0: [], 1: []}
+    for number in range(2 * WINDOWS):
+        is_beside = number % 2
+        aggressor.work(is_beside)
+        time.sleep(SETTLE_S)
+        before = place.counters(load.tasks[0], aggressor)
+        time.sleep(SECS)
+        windows[is_beside].append((before, place.counters(load.tasks[0], aggressor)))
+    aggressor.end()
+    calls = load.end()[VICTIM]
+    return [seen_in(windows[is_beside], calls) for is_beside in (0, 1)]
+
+
+def seen_in(windows, calls):
+    """Of these windows together, which begin and end with counters: the p99 of the calls, and what they waited for."""
+    calls = [call for call in calls if any(old["at"] <= call[0] - call[1] and call[0] <= new["at"] for old, new in windows)]
+
+    def more(key):
+        return sum(new[key] - old[key] for old, new in windows)
+    seen = {
         "p99": p99(calls),
         "mean_us": sum(duration for _, duration, _ in calls) / len(calls) * 1e6,
-        "queued_us": queued / len(calls) * 1e6,
-        "victim_ready_us": load.ready_s / len(calls) * 1e6,
-        # Each time that a thread was ready; how often one is for a call of the victim only its time alone tells.
-        "server_ready_us": waits[0],
-        "mounts_ready_us": waits[1],
-        "turns": [each / len(calls) for each in turns],
-        "machine_busy": busy / max(1, ticks),
+        "queued_us": more("queued_s") / len(calls) * 1e6,
+        "victim_ready_us": more("victim_ready_ns") / 1e3 / len(calls),
+        "machine_busy": more("busy_ticks") / max(1, more("ticks")),
+        "written_mib": more("written") / MIB / more("at"),
     }
+    for who in ("server", "mounts"):
+        # Each time that a thread was ready; how often one is for a call of the victim only its time alone tells.
+        turns = max(1, more(f"{who}_turns"))
+        seen[f"{who}_ready_us"] = more(f"{who}_ready_ns") / 1e3 / turns
+        seen[f"{who}_turns"] = turns / len(calls)
+    return seen
 
 
 # MiB a second of the export. The headline is at RATE_MIB. The lowest is some ten times what the victim moves, 4 KiB every
@@ -242,8 +333,8 @@ LIMITS_MIB = sorted({20, 50, 100, RATE_MIB})
 
 def ready_us(alone, seen):
     """How long a call of the victim waited for CPUs, on average: its own thread, its mount and its server."""
-    of_others = zip(alone["turns"], (seen["server_ready_us"], seen["mounts_ready_us"]))
-    return seen["victim_ready_us"] + sum(turns * wait for turns, wait in of_others)
+    of_others = sum(alone[f"{who}_turns"] * seen[f"{who}_ready_us"] for who in ("server", "mounts"))
+    return seen["victim_ready_us"] + of_others
 
 
 # A call that takes no longer beside others than this, by its time alone, is held up by nothing.
@@ -264,46 +355,53 @@ def bound_by(pairs):
     return (name if part >= 0.5 else "something else"), part
 
 
-def elsewhere(mounts, limit):
+def beside_another_server(place, limit):
     """The same beside an aggressor of another server, over another mount, who has the same limit there: what both share
     is the machine."""
-    shared, state = [os.environ["SHARED_MOUNT"]] * 2, os.environ["SHARED_STATE"]
-    rule = ["set", "elsewhere", f"match.user={AGGRESSOR}", "match.export=shared", f"limit={limit}M"]
-    subprocess.run([DRAY, "qos", *rule, "--state", state], check=True, stdout=subprocess.DEVNULL)
-    pair = victim(mounts, 0), victim(mounts, 10, shared)
-    subprocess.run([DRAY, "qos", "remove", "elsewhere", "--state", state], check=True, stdout=subprocess.DEVNULL)
+    state = os.environ["SHARED_STATE"]
+    qos("set", "elsewhere", f"match.user={AGGRESSOR}", "match.export=shared", f"limit={limit}M", state=state)
+    pair = victim(place)
+    qos("remove", "elsewhere", state=state)
     return pair
 
 
 def part_victim(mounts):
-    """Beside an aggressor, at several rates of the export, and without rules."""
-    arms = {f"_{limit}": [("whole", f"limit={limit}M"), USERS] for limit in LIMITS_MIB} | {"_without": []}
-    # By what the machine itself does to the victim the others are to be judged.
-    arms |= {f"_{limit}_elsewhere": [USERS] for limit in LIMITS_MIB}
-    # Mounts whose requests have 128 KiB at most: each copy is shorter.
-    arms |= {f"_{limit}_small": arms[f"_{limit}"] for limit in LIMITS_MIB}
+    """Beside an aggressor, at several rates of the export, and without rules, in several places."""
+    where = places(mounts)
+    where = {name: where[name] for name in os.environ.get("ARMS", "").split() or where if name in where}
+    arms = [(name, limit) for name in where for limit in LIMITS_MIB]
+    arms += [(name, None) for name in where if name not in ("elsewhere", "small")]
     seen = {arm: [] for arm in arms}
     for number in range(ROUNDS):
         # In turn: what comes first finds another machine.
-        for arm in list(arms) if number % 2 else reversed(arms):
-            rules(arms[arm])
-            if arm.endswith("_elsewhere"):
-                seen[arm].append(elsewhere(mounts, int(arm.split("_")[1])))
-            else:
-                used = [f"{at}.small" for at in mounts] if arm.endswith("_small") else mounts
-                seen[arm].append((victim(used, 0), victim(used, 10)))
-    for arm, pairs in seen.items():
-        put(f"qos_victim_p99_ratio{arm}", statistics.median(beside["p99"] / alone["p99"] for alone, beside in pairs), "ratio")
-        for name, sides in zip(("alone", "beside"), zip(*pairs)):
-            put(f"qos_victim{arm}_{name}_p99", statistics.median(one["p99"] for one in sides) * 1e3, "ms")
-            put(f"qos_victim{arm}_{name}_machine_busy", statistics.median(one["machine_busy"] for one in sides), "part")
-            for key in ("mean_us", "queued_us", "victim_ready_us", "server_ready_us", "mounts_ready_us"):
-                put(f"qos_victim{arm}_{name}_{key}", statistics.median(one[key] for one in sides), "us")
-        name, part = bound_by(pairs)
-        put(f"qos_victim{arm}_bound", part, f"part of the longer time that was waited for {name}")
-    headline = seen[f"_{RATE_MIB}"]
-    put("qos_victim_alone_p99", statistics.median(alone["p99"] for alone, _ in headline) * 1e3, "ms")
-    put("qos_victim_p99_ratio", statistics.median(beside["p99"] / alone["p99"] for alone, beside in headline), "ratio")
+        for name, limit in arms if number % 2 else reversed(arms):
+            place = where[name]
+            whole = [("whole", f"limit={limit}M")] if name != "elsewhere" else []
+            rules([*whole, USERS] if limit else [], place.state)
+            pair = beside_another_server(place, limit) if name == "elsewhere" else victim(place)
+            seen[name, limit].append(pair)
+    for (name, limit), pairs in seen.items():
+        put_victim(f"_{name}_{limit or 'without'}", pairs)
+    headline = next(iter(where))  # where there is one CPU, the victim shares it with the writers
+    put("qos_victim_alone_p99", statistics.median(alone["p99"] for alone, _ in seen[headline, RATE_MIB]) * 1e3, "ms")
+    put("qos_victim_p99_ratio", ratio(seen[headline, RATE_MIB]), f"ratio, {headline}")
+    put("qos_victim_p99_ratio_without", ratio(seen[headline, None]), f"ratio, {headline}")
+
+
+def ratio(pairs):
+    return statistics.median(beside["p99"] / alone["p99"] for alone, beside in pairs)
+
+
+def put_victim(arm, pairs):
+    put(f"qos_victim_p99_ratio{arm}", ratio(pairs), "ratio")
+    for name, sides in zip(("alone", "beside"), zip(*pairs)):
+        put(f"qos_victim{arm}_{name}_p99", statistics.median(one["p99"] for one in sides) * 1e3, "ms")
+        put(f"qos_victim{arm}_{name}_machine_busy", statistics.median(one["machine_busy"] for one in sides), "part")
+        put(f"qos_victim{arm}_{name}_written", statistics.median(one["written_mib"] for one in sides), "MiB/s")
+        for key in ("mean_us", "queued_us", "victim_ready_us", "server_ready_us", "mounts_ready_us"):
+            put(f"qos_victim{arm}_{name}_{key}", statistics.median(one[key] for one in sides), "us")
+    name, part = bound_by(pairs)
+    put(f"qos_victim{arm}_bound", part, f"part of the longer time that was waited for {name}")
 
 
 def share_error(mounts, wanted):
@@ -440,6 +538,8 @@ def main():
     mounts = sys.argv[1:]
     make(f"{mounts[0]}/small", 4096)
     make(f"{mounts[0]}/large", 2 * MIB)
+    if "APART_AT" in os.environ:
+        make(f"{os.environ['APART_AT'].split(',')[0]}/small", 4096)
     parts = [part_victim, part_share, part_idle, part_overhead, part_jain, part_change, part_spread]
     wanted = os.environ.get("PARTS", "").split()
     for part in parts:
