@@ -65,6 +65,9 @@ pub(crate) fn is_nothing_else_ready() -> bool {
 pub(crate) struct ExecutorShared {
     ready: Mutex<VecDeque<Arc<dyn Runnable>>>,
     timers: Mutex<Timers>,
+    /// The looks at the driver so far, and who waits for the next one ([`crate::yield_to_io`]).
+    looks: AtomicU64,
+    yielded: Mutex<Vec<Waker>>,
     /// The thread waits in the driver, or is about to: wake-ups must kick it.
     parked: AtomicBool,
     kick: Kick,
@@ -106,6 +109,15 @@ impl ExecutorShared {
         if self.parked.swap(false, Ordering::SeqCst) {
             self.kick.kick();
         }
+    }
+
+    pub(crate) fn looks(&self) -> u64 {
+        self.looks.load(Ordering::Relaxed)
+    }
+
+    /// Wakes after the next look at the driver.
+    pub(crate) fn wake_after_look(&self, waker: Waker) {
+        lock(&self.yielded).push(waker);
     }
 
     pub(crate) fn simulated(&self) -> bool {
@@ -197,6 +209,8 @@ impl ExecutorHandle {
 pub struct Executor {
     shared: Arc<ExecutorShared>,
     driver: Driver,
+    /// Who waits for the look at the driver that is made now. Empty otherwise, and kept for its memory.
+    yielded: Vec<Waker>,
 }
 
 impl Executor {
@@ -225,12 +239,14 @@ impl Executor {
         let shared = Arc::new(ExecutorShared {
             ready: Mutex::default(),
             timers: Mutex::default(),
+            looks: AtomicU64::new(0),
+            yielded: Mutex::default(),
             parked: AtomicBool::new(false),
             kick,
             registry,
             simulation,
         });
-        Ok(Executor { shared, driver })
+        Ok(Executor { shared, driver, yielded: Vec::new() })
     }
 
     /// The handle by which others start tasks on the executor.
@@ -280,10 +296,15 @@ impl Executor {
         }
         tick::next();
         self.shared.parked.store(true, Ordering::SeqCst);
-        let ready = root.woken.load(Ordering::SeqCst) || !lock(&self.shared.ready).is_empty();
+        std::mem::swap(&mut *lock(&self.shared.yielded), &mut self.yielded);
+        let ready = root.woken.load(Ordering::SeqCst)
+            || !lock(&self.shared.ready).is_empty()
+            || !self.yielded.is_empty();
         let next = lock(&self.shared.timers).next();
         let alive = self.driver.park(&self.shared, next, ready);
         self.shared.unpark();
+        self.shared.looks.fetch_add(1, Ordering::Relaxed);
+        self.yielded.drain(..).for_each(Waker::wake); // behind those that have something to do now
         alive
     }
 }
@@ -295,7 +316,8 @@ impl Drop for Executor {
         let _entered = EnteredExecutor::enter(self.shared.clone());
         simulation.tasks.kill();
         let woken = std::mem::take(&mut *lock(&self.shared.ready));
-        drop(woken); // the queue is unlocked
+        let yielded = std::mem::take(&mut *lock(&self.shared.yielded));
+        drop((woken, yielded)); // the queues are unlocked
     }
 }
 

@@ -19,6 +19,7 @@ mod task;
 mod task_memory;
 mod tick;
 mod time;
+mod yields;
 
 pub use cpus::CpuSet;
 pub use driver::uring::{Completion, Ring, RingToken};
@@ -28,13 +29,14 @@ pub use pool::{NoThread, Pool, Share};
 pub use random::{random_bytes, random_u64};
 pub use scope::Scope;
 pub use source::{Interest, Source};
-pub use task::{Aborted, Join, poll_once_then_spawn, spawn, spawn_join, yield_now};
+pub use task::{Aborted, Join, poll_once_then_spawn, spawn, spawn_join};
 pub use task_memory::kept_task_bytes;
 pub use tick::Tick;
 pub use time::{
     Elapsed, Instant, Sleep, coarse_wall_clock, now, now_with_sleeps, sleep, sleep_until, step,
     timeout, wall_clock,
 };
+pub use yields::{yield_now, yield_to_io};
 
 /// Channels and semaphores that work on any executor.
 pub mod sync {

@@ -184,16 +184,3 @@ impl fmt::Display for Aborted {
 }
 
 impl std::error::Error for Aborted {}
-
-/// Lets every other task that is ready run first.
-pub async fn yield_now() {
-    let mut yielded = false;
-    std::future::poll_fn(|cx| {
-        if std::mem::replace(&mut yielded, true) {
-            return Poll::Ready(());
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await
-}

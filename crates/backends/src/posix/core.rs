@@ -29,7 +29,7 @@ use super::removed::{REMOVED_DIR, RemovedFiles};
 use super::root::Root;
 use super::sys::InodeStat;
 use super::watch::ExportWatch;
-use super::{cred, sys};
+use super::{cred, sys, thread_clients};
 use crate::locks::LockTable;
 
 /// How ids are made and resolved.
@@ -354,6 +354,7 @@ impl Core {
         caller: &SquashedCaller,
         work: impl FnOnce(&Core) -> Option<Result<T>>,
     ) -> Option<Result<T>> {
+        thread_clients::note(caller.taker.holder);
         let assumed = cred::assume(&caller.who, caller.umask);
         match assumed.and_then(|()| Context::check_fence(caller.fence.as_ref())) {
             // Only a disk makes a call slow, so calls in memory are not timed.

@@ -1,6 +1,7 @@
 //! The content of open files: reading, writing, copying, and pages of directories.
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -138,30 +139,31 @@ pub(crate) fn try_write(core: &Core, file: &FileState, how: Write, from: &Buf) -
     tried
 }
 
-/// Writes all of `from`, of which `done` bytes are written, whatever that takes. Answers how far it
-/// came.
+/// Writes the bytes `part` of `from`, before which all are written, whatever that takes. Answers how far it came, counted
+/// from the beginning of `from`.
 pub(crate) fn write(
     core: &Core,
     caller: &SquashedCaller,
     file: &FileState,
-    (how, done): (Write, usize),
+    how: Write,
     from: &Buf,
+    part: Range<usize>,
 ) -> Result<usize> {
-    let rest = from.slice(done..from.len());
-    let how = Write { at: how.at.saturating_add(done as u64), ..how };
-    match write_rest(core, caller, file, how, &rest) {
+    let done = part.start;
+    match write_part(core, caller, file, how, from, part) {
         Ok(count) => Ok(done + count),
         Err(_) if done > 0 => Ok(done),
         Err(error) => Err(error),
     }
 }
 
-fn write_rest(
+fn write_part(
     core: &Core,
     caller: &SquashedCaller,
     file: &FileState,
     how: Write,
     from: &Buf,
+    part: Range<usize>,
 ) -> Result<usize> {
     let fd = fd_to_write(core, file, how)?;
     let sync = if !how.sync {
@@ -181,10 +183,11 @@ fn write_rest(
             sys::set_append(fd.as_fd(), how.append)?;
         }
         if !how.append {
-            let moved = if sync == 0 { move_all(&fd, how.at, from) } else { None };
-            return moved.unwrap_or_else(|| write_all(&fd, how.at, from, sync));
+            let moved = if sync == 0 { move_part(&fd, how.at, from, part.clone()) } else { None };
+            let at = how.at.saturating_add(part.start as u64);
+            return moved.unwrap_or_else(|| write_all(&fd, at, &from[part], sync));
         }
-        let written = append_all(&fd, from)?;
+        let written = append_all(&fd, &from[part])?;
         if how.sync {
             sys::sync(fd.as_fd(), sync == libc::RWF_DSYNC)?;
         }
@@ -197,14 +200,15 @@ fn write_rest(
     written
 }
 
-/// Has the kernel move what lies in its pages; answers how far it came. None, and nothing moved, if
-/// it lies in memory, or cannot be moved into this file: writing it says why.
-fn move_all(fd: &OwnedFd, at: u64, from: &Buf) -> Option<Result<usize>> {
+/// Has the kernel move what lies in its pages, the bytes `part` of `from`; answers how many it moved. None, and nothing
+/// has ever been moved, if it lies in memory, or cannot be moved into this file: writing it says why.
+fn move_part(fd: &OwnedFd, at: u64, from: &Buf, part: Range<usize>) -> Option<Result<usize>> {
     let pages = from.pages()?;
-    let mut done = 0;
-    while done < from.len() {
+    let mut done = part.start;
+    while done < part.end {
         let at = at.saturating_add(done as u64);
-        let moved = pages.take(done, &mut |pipe, len_bytes| {
+        let moved = pages.take(done, &mut |pipe, left_bytes| {
+            let len_bytes = left_bytes.min(part.end - done);
             sys::splice(pipe, fd.as_fd(), at, len_bytes).map_err(to_io)
         })?;
         match moved {
@@ -213,7 +217,7 @@ fn move_all(fd: &OwnedFd, at: u64, from: &Buf) -> Option<Result<usize>> {
             _ => return None,
         }
     }
-    Some(Ok(done))
+    Some(Ok(done - part.start))
 }
 
 fn to_io(errno: Errno) -> std::io::Error {

@@ -42,6 +42,7 @@ mod shown_path;
 mod siphash;
 mod source;
 mod sys;
+mod thread_clients;
 mod watch;
 mod write_back;
 

@@ -17,12 +17,16 @@ use super::data::{self, Copy, WriteAttempt};
 use super::descriptor::FileState;
 use super::lanes::{Lane, LaneCall};
 use super::options::Inline;
-use super::sys;
+use super::{sys, thread_clients};
 use crate::locks::Owner;
 
 /// What is written behind its writer goes to the disk at once from this size on. The disk works while the program
 /// writes on, and the program waits less at its sync. Less would be small requests of the disk.
 const WRITE_BACK_MIN_BYTES: usize = 1 << 20;
+
+/// What a thread that serves connections writes at a time, into memory: some 20 microseconds. No kernel has to interrupt
+/// a copy, and small calls would wait for all of a large one.
+const PIECE_BYTES: usize = 64 << 10;
 
 /// A file open at a client.
 pub(crate) struct PosixFile {
@@ -62,8 +66,7 @@ impl PosixFile {
         let inline = core.inline && core.may_become(&caller);
         let here = core.options.inline == Inline::Always || core.below.is_memory();
         if inline && here && !how.sync {
-            let write = |core: &Core| Some(data::write(core, &caller, file, (how, 0), &from));
-            return core.now(&caller, write).unwrap_or_else(|| Err(Errno::EIO.into()));
+            return self.write_here(&caller, how, &from).await;
         }
         let mut done = 0;
         let fails = core.nowait_writes_fail.load(Ordering::Relaxed);
@@ -81,7 +84,7 @@ impl PosixFile {
         let (file, lane) = (file.clone(), if how.sync { Lane::Syncs } else { Lane::Writes });
         let lane = LaneCall::moving(lane, from.len());
         let write = move |core: &Core, caller: &SquashedCaller| {
-            Some(data::write(core, caller, &file, (how, done), &from))
+            Some(data::write(core, caller, &file, how, &from, done..from.len()))
         };
         // In a box, so that writes that end on this thread are no larger.
         match Box::pin(core.on_lane(lane, self.id(), caller, write)).await {
@@ -92,6 +95,32 @@ impl PosixFile {
 }
 
 impl PosixFile {
+    /// Writes on this thread. Where that serves several clients, other calls pass between the pieces. An append is one
+    /// piece: the kernel has none of another process in between.
+    async fn write_here(
+        &self,
+        caller: &SquashedCaller,
+        mut how: Write,
+        from: &Buf,
+    ) -> Result<usize> {
+        let is_one_piece = how.append || !thread_clients::are_several();
+        let piece_bytes = if is_one_piece { from.len() } else { PIECE_BYTES };
+        let mut done = 0;
+        loop {
+            let end = from.len().min(done + piece_bytes);
+            let write =
+                |core: &Core| Some(data::write(core, caller, &self.state, how, from, done..end));
+            let written = self.core.now(caller, write).unwrap_or_else(|| Err(Errno::EIO.into()));
+            match written {
+                Err(_) if done > 0 => return Ok(done),
+                Ok(count) if count == end && end < from.len() => done = end,
+                written => return written,
+            }
+            how.kill_set_id = false;
+            dray_rt::yield_to_io().await;
+        }
+    }
+
     /// Has the kernel begin to write these bytes to the disk, so that a later sync finds little to do. The kernel
     /// reports an error of that to the next sync, as always.
     async fn start_write_back(&self, cx: &Context, at: u64, len_bytes: usize) {

@@ -37,6 +37,42 @@ fn reads_and_writes_and_their_edges() {
     });
 }
 
+/// A small call waited for the copy of 1 MiB.
+// proves: P356
+#[test]
+fn large_writes_into_memory_let_other_calls_pass() {
+    let Some(disk) = Disk::new(Kind::Tmpfs, 16) else { return };
+    on(&disk, plain(), async |kit| {
+        let cx = &kit.root_user;
+        let (_, file) = kit.create(cx, kit.root, "f", 0o600).await.unwrap();
+        let data: Vec<u8> = (0..1 << 20).map(|at: u32| ((at * 31) >> 3) as u8).collect();
+        let mut other = user(1000, 1000, &[]);
+        other.holder = HolderId(cx.holder.0 + 1);
+        for (how, len, passes) in [
+            // The server has this client alone.
+            (Write::at(5), data.len(), 0),
+            (Write::at(5), data.len(), 15),
+            (Write::at(5), data.len() / 2 + 1, 8),
+            (Write::at(5), 64 << 10, 0),
+            (Write::at(5), 0, 0),
+            // Processes of the server's machine append nothing in between.
+            (Write { append: true, ..Write::at(0) }, data.len(), 0),
+        ] {
+            let mut write = file.write(cx, how, Buf::from(&data[..len]));
+            let mut passed = 0;
+            let written = std::future::poll_fn(|cx| {
+                let written = write.as_mut().poll(cx);
+                passed += u32::from(written.is_pending());
+                written
+            });
+            assert_eq!((written.await.unwrap(), passed), (len, passes), "{how:?} of {len}");
+            kit.fs.getattr(&other, kit.root).await.unwrap();
+        }
+        assert_eq!(get(cx, &*file, 5, data.len()).await.unwrap(), data);
+        assert_eq!(get(cx, &*file, 5 + data.len() as u64, data.len() + 1).await.unwrap(), data);
+    });
+}
+
 /// Has the kernel drop what it caches of a file, not of all: tests of others count what they cause.
 fn drop_pages(path: &std::path::Path) {
     let file = posix::as_server(|| std::fs::File::open(path)).unwrap().unwrap();
