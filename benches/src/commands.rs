@@ -13,7 +13,7 @@ use dray_bench::tcp::Mode;
 use dray_bench::workload::{self, Run};
 use dray_bench::{
     CommandResult, aggregate, audit, batch, context, counters, hoard, idle, inetd, layers,
-    lock_waiters, many, null_mount, plot, qos, report, sessions, tcp,
+    lock_waiters, many, null_mount, plot, qos, relay, report, sessions, tcp,
 };
 
 /// Runs one command. An empty error asks for the usage.
@@ -26,7 +26,12 @@ pub fn run(command: &str, args: &BenchArgs) -> CommandResult {
             pin_cpu: args.get("pin").and_then(|cpu| cpu.parse().ok()),
             congestion: args.get("congestion"),
         }),
-        "null-mount" => null_mount::serve(Path::new(args.need("at")?), args.need("transport")?),
+        "relay-serve" => relay::serve(args.need("file")?, args.number("pin", 0)?),
+        "null-mount" => null_mount::serve(
+            Path::new(args.need("at")?),
+            args.need("transport")?,
+            args.get("relay"),
+        ),
         "idle" => idle_cost(args),
         "sessions" => idle_sessions(args),
         "many" => many::run(args),

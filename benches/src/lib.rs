@@ -28,6 +28,7 @@ pub mod nfs;
 pub mod null_mount;
 pub mod plot;
 pub mod qos;
+pub mod relay;
 pub mod report;
 pub mod sessions;
 pub mod syscalls;

@@ -2,7 +2,7 @@
 #
 # In every round: raw TCP (as the system sets it up, which the targets are about, and with the
 # congestion control that dray uses on loopback), native tmpfs, then for each transport FUSE's null file
-# system and dray, one after the other. So whatever else the machine does hits all of them. Ratios are
+# system, a relay without a protocol and dray, one after the other. So whatever else the machine does hits all of them. Ratios are
 # taken within a round; the median over rounds counts. All arms but the null file system use the same files
 # on the same tmpfs.
 #
@@ -76,7 +76,9 @@ mount_all() {
         fi
         mount_dray "$PORT" "$WORK/$transport" "transport=$transport"
         CLIENT[$transport]=$STARTED
-        mount_null "$transport"
+        mount_null "null.$transport" "$transport"
+        mount_null "relay.$transport" "$transport" --relay "$STORE/export/bench-data-0"
+        touch_relay "$WORK/relay.$transport"
         mount_dray "$PORT" "$WORK/$transport.cto" "transport=$transport,$CLOSE_TO_OPEN"
         CLIENT[$transport.cto]=$STARTED
         for replay in $REPLAYS; do
@@ -89,14 +91,22 @@ mount_all() {
     done
 }
 
-# mount_null TRANSPORT: the null file system at $WORK/null.TRANSPORT.
+# mount_null NAME TRANSPORT [ARGUMENTS]: the null file system at $WORK/NAME.
 mount_null() {
-    local at=$WORK/null.$1
+    local name=$1 at=$WORK/$1
     mkdir -p "$at"
-    start "null-$1" "$BENCH" null-mount --at "$at" --transport "$1"
-    CLIENT[null.$1]=$STARTED
+    start "$name" "$BENCH" null-mount --at "$at" --transport "$2" "${@:3}"
+    CLIENT[$name]=$STARTED
     defer "unmount '$at'"
     wait_for 10 is_mounted "$at"
+}
+
+# touch_relay MOUNT: each of its threads has a server then, whose CPU time counts.
+touch_relay() {
+    local cpu
+    for cpu in $(seq 0 $(($(nproc) - 1))); do
+        taskset -c "$cpu" dd if="$1/zeros" of=/dev/null bs=4k count=64 iflag=direct status=none
+    done
 }
 
 # Memory of a mount that has done nothing yet. Its wake-ups would be those of starting.
@@ -115,6 +125,8 @@ one_round() {
     for arm in $ARMS; do
         load "null.$arm" "$round" --dir "$WORK/null.$arm" \
             --client "$(pids_of "${CLIENT[null.$arm]}")" $NULL_LOADS
+        load "relay.$arm" "$round" --dir "$WORK/relay.$arm" \
+            --client "$(pids_of "${CLIENT[relay.$arm]}")" rand4k
         load "$arm" "$round" --dir "$WORK/$arm" --server "$server" \
             --client "$(pids_of "${CLIENT[$arm]}")" $STRICT_LOADS
         for replay in $REPLAYS; do

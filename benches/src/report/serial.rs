@@ -69,6 +69,9 @@ pub const GOALS: [(&str, &str, Goal); 21] = [
     ("unlink_cpu_vs_sum", "ratio", Goal::AtMost(1.4)),
 ];
 
+/// What a small read takes that is relayed and nothing else, by the sum. It is no target, but the floor of one.
+const RELAYED: &str = "rand4k_relay_vs_sum";
+
 /// What the kernel is given for a listing of `many`. That is 10,000 records of `fuse_direntplus`
 /// with names of 13 bytes (128 + 24 + 13, rounded up to 8), in 64 KiB.
 const LISTING_64_KIB: f64 = 10_000.0 * 168.0 / 65_536.0;
@@ -135,6 +138,14 @@ pub fn report(measures: &Measures) -> (Vec<Measure>, String) {
         row.extend([target.text(), unit.to_owned()]);
         rows.push(row);
     }
+    let mut row = vec![RELAYED.to_owned()];
+    for arm in &arms {
+        let value = sums::relay_over_sum(measures, arm, &sums::SMALL_READ);
+        row.extend([figure_or_dash(value), String::new()]);
+        lines.extend(value.map(|value| line(arm, RELAYED, value, "ratio")));
+    }
+    row.extend(["-".to_owned(), "ratio".to_owned()]);
+    rows.push(row);
     let mut text = markdown(&rows);
     let parts = sums::table(measures, &arms);
     text.push_str(&format!("\nWhat an operation costs at least:\n\n{parts}"));

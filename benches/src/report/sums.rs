@@ -76,7 +76,17 @@ impl LoadParts {
 /// CPU of `load` on the mount `arm` as a ratio to the sum of its parts. It is the median over
 /// rounds of the ratio within a round.
 pub fn over_sum(measures: &Measures, arm: &str, load: &LoadParts) -> Option<f64> {
-    let ratios = measures.rounds(arm, &cost(load.name)).into_iter().filter_map(|(round, cpu)| {
+    ratio_to_sum(measures, arm, arm, load)
+}
+
+/// The same of a relay over the transport `arm` (`crate::relay`). It does these parts in one request and nothing
+/// else. So it shows what the sum leaves out, such as caches that are cold after another part.
+pub fn relay_over_sum(measures: &Measures, arm: &str, load: &LoadParts) -> Option<f64> {
+    ratio_to_sum(measures, &format!("relay.{arm}"), arm, load)
+}
+
+fn ratio_to_sum(measures: &Measures, of: &str, arm: &str, load: &LoadParts) -> Option<f64> {
+    let ratios = measures.rounds(of, &cost(load.name)).into_iter().filter_map(|(round, cpu)| {
         let sum = load.sum(arm, &|arm, name| measures.in_round(arm, &cost(name), round))?;
         (sum > 0.0).then(|| cpu / sum)
     });
@@ -133,6 +143,18 @@ mod tests {
         ]);
         assert_eq!(over_sum(&measures, "uring", &SMALL_READ), Some(1.2));
         assert_eq!(over_sum(&measures, "classic", &SMALL_READ), None);
+    }
+
+    #[test]
+    fn a_relay_is_measured_by_the_sum_of_its_transport() {
+        let measures = Measures::new(vec![
+            cpu("tcp", PING_PONG, 0, 14.0),
+            cpu("native", "rand4k", 0, 1.0),
+            cpu("null.uring", "rand4k", 0, 10.0),
+            cpu("relay.uring", "rand4k", 0, 28.75),
+        ]);
+        assert_eq!(relay_over_sum(&measures, "uring", &SMALL_READ), Some(1.15));
+        assert_eq!(relay_over_sum(&measures, "classic", &SMALL_READ), None);
     }
 
     #[test]

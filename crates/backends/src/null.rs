@@ -17,17 +17,26 @@ const FILE: FileId = FileId { ino: 2, generation: 1 };
 /// What listings show the file as.
 const NAME: &[u8] = b"zeros";
 
+/// What is done before each read, on the thread that reads.
+pub type ReadHook = Arc<dyn Fn() -> Result<()> + Send + Sync>;
+
 /// The file system.
 pub struct NullFs {
     info: FsInfo,
     size: u64,
+    before_read: Option<ReadHook>,
 }
 
 impl NullFs {
     /// A file system whose file has `size` bytes.
     pub fn new(uuid: FsUuid, size: u64) -> Arc<NullFs> {
+        NullFs::with_hook(uuid, size, None)
+    }
+
+    /// The same, with something to do before each read. A read fails with its error.
+    pub fn with_hook(uuid: FsUuid, size: u64, before_read: Option<ReadHook>) -> Arc<NullFs> {
         let info = FsInfo { uuid, root: ROOT, kind: "null".to_owned(), read_only: false };
-        Arc::new(NullFs { info, size })
+        Arc::new(NullFs { info, size, before_read })
     }
 
     fn entry(&self, id: FileId) -> Result<Entry> {
@@ -44,7 +53,7 @@ impl NullFs {
     fn open_entry(&self, id: FileId) -> Result<(Entry, Arc<dyn OpenFile>)> {
         let entry = self.entry(id)?;
         let listed = self.entry(FILE)?.attr;
-        Ok((entry, Arc::new(NullFile { entry, listed })))
+        Ok((entry, Arc::new(NullFile { entry, listed, before_read: self.before_read.clone() })))
     }
 }
 
@@ -245,6 +254,7 @@ struct NullFile {
     entry: Entry,
     /// Attributes of the file, for listings.
     listed: Attr,
+    before_read: Option<ReadHook>,
 }
 
 impl OpenFile for NullFile {
@@ -267,6 +277,9 @@ impl OpenFile for NullFile {
     fn read<'a>(&'a self, _: &'a Context, at: u64, mut into: BufMut) -> Fut<'a, Io<BufMut>> {
         if self.entry.id != FILE {
             return ready(Err((Errno::EISDIR.into(), into)));
+        }
+        if let Some(Err(error)) = self.before_read.as_ref().map(|before| before()) {
+            return ready(Err((error, into)));
         }
         let left = self.entry.attr.size.saturating_sub(at);
         into.put_zeros(usize::try_from(left).unwrap_or(usize::MAX));
