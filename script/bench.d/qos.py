@@ -234,6 +234,47 @@ class Aggressor:
         os.waitpid(self.pid, 0)
 
 
+class Copier:
+    """A process of its own that knows nothing of dray. So often as a server with this limit copies a MiB it has the CPU
+    for as long, and copies 64 KiB at a time within the kernel. By turns, as an aggressor."""
+
+    def __init__(self, limit_mib, cpus):
+        self.shared = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("Q")  # whether to work, bytes, nanoseconds for a MiB
+        self.pid = os.fork()
+        if self.pid == 0:
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+            os.sched_setaffinity(0, cpus)
+            file = os.memfd_create("copies")
+            os.ftruncate(file, MIB)
+            while True:
+                time.sleep(0.02)
+                due = time.monotonic()
+                while self.shared[0]:
+                    due += 1 / limit_mib
+                    time.sleep(max(0.0, due - time.monotonic()))
+                    self.copy(file, bytes(MIB // 16))
+                    self.shared[1] += MIB
+
+    def copy(self, file, piece):
+        begun, number = time.thread_time_ns(), 0
+        while time.thread_time_ns() - begun < self.shared[2]:
+            os.pwrite(file, piece, number % 16 * len(piece))
+            number += 1
+
+    def takes(self, ns_each_mib):
+        self.shared[2] = int(ns_each_mib)
+
+    def work(self, is_working):
+        self.shared[0] = is_working
+
+    def written_bytes(self):
+        return self.shared[1]
+
+    def end(self):
+        os.kill(self.pid, signal.SIGTERM)
+        os.waitpid(self.pid, 0)
+
+
 @dataclasses.dataclass
 class Place:
     """Where a victim and an aggressor work, and the processes that serve them."""
@@ -245,6 +286,7 @@ class Place:
     mounts: list = dataclasses.field(default_factory=lambda: MOUNTS)
     cpus: tuple = (None, None)  # of the victim and of the writers, where they have some
     is_first: bool = False  # the victim's thread has a CPU before all others
+    has_copier: bool = False  # beside a process that copies as much as the server, too
 
     def queued_s(self):
         """How long the victim's calls have waited in the server's scheduler so far."""
@@ -256,7 +298,7 @@ class Place:
         counted = {"at": time.monotonic(), "queued_s": self.queued_s(), "written": aggressor.written_bytes()}
         counted["victim_ready_ns"] = schedstat(os.getpid(), victim_task)[1]
         for who, pids in (("server", self.server), ("mounts", self.mounts)):
-            _, counted[f"{who}_ready_ns"], counted[f"{who}_turns"] = scheduled(pids)
+            counted[f"{who}_cpu_ns"], counted[f"{who}_ready_ns"], counted[f"{who}_turns"] = scheduled(pids)
         counted["busy_ticks"], counted["ticks"] = machine()
         return counted
 
@@ -272,7 +314,7 @@ def places(mounts):
         # they want one, and the server has what is left of it. What the victim waits for is the server.
         found["apart"] = Place(comes_first, [writers], is_first=True, **served)
         # The victim waits for the CPU of the server, too.
-        found["server_cpu"] = Place(victims, [writers], **served)
+        found["server_cpu"] = Place(victims, [writers], has_copier=True, **served)
     # Writers on the CPUs of the victim and its mount, and over that mount.
     found["same_cpus"] = Place(mounts[0], mounts)
     # By what the machine itself does to the victim that is to be judged.
@@ -287,21 +329,43 @@ SETTLE_S = 0.7
 WINDOWS = 3  # of each kind in a round, in turn: what else the machine does is in both
 
 
-def victim(place):
-    """What the victim finds alone, and beside ten writers. A thread that is ready and has no CPU waits for one."""
-    aggressor = Aggressor(place.theirs, 10, place.cpus[1])
+def victim(place, limit_mib=None):
+    """What the victim finds alone, and beside ten writers; beside a copier as well, where the place has one. A thread that
+    is ready and has no CPU waits for one."""
+    others = [Aggressor(place.theirs, 10, place.cpus[1])]
+    if place.has_copier and limit_mib:
+        others.append(Copier(limit_mib, place.cpus[0]))
     load = Load().add(VICTIM, interactive(f"{place.at}/small"), pause=0.002, cpus=place.cpus[0], is_first=place.is_first)
-    windows = {0: [], 1: []}
-    for number in range(2 * WINDOWS):
-        is_beside = number % 2
-        aggressor.work(is_beside)
-        time.sleep(SETTLE_S)
-        before = place.counters(load.tasks[0], aggressor)
-        time.sleep(SECS)
-        windows[is_beside].append((before, place.counters(load.tasks[0], aggressor)))
-    aggressor.end()
+    windows = [[] for _ in range(1 + len(others))]
+    for _ in range(WINDOWS):
+        for other, found in zip([None, *others], windows):
+            if isinstance(other, Copier):
+                other.takes(server_ns_each_mib(*windows[1][-1], *windows[0][-1]))
+            found.append(window(place, load, others, other))
+    for other in others:
+        other.end()
     calls = load.end()[VICTIM]
-    return [seen_in(windows[is_beside], calls) for is_beside in (0, 1)]
+    return [seen_in(found, calls) for found in windows]
+
+
+def window(place, load, others, other):
+    """Counters before and after a window in which this one of the others works."""
+    aggressor = other or others[0]
+    if other:
+        other.work(True)
+    time.sleep(SETTLE_S)
+    before = place.counters(load.tasks[0], aggressor)
+    time.sleep(SECS)
+    after = place.counters(load.tasks[0], aggressor)
+    if other:
+        other.work(False)
+    return before, after
+
+
+def server_ns_each_mib(before, after, before_alone, after_alone):
+    """How long the server has the CPU for a MiB that is written: what it takes alone in such a window does not count."""
+    took = after["server_cpu_ns"] - before["server_cpu_ns"] - (after_alone["server_cpu_ns"] - before_alone["server_cpu_ns"])
+    return max(0, took) / max(1, (after["written"] - before["written"]) / MIB)
 
 
 def seen_in(windows, calls):
@@ -345,9 +409,9 @@ def bound_by(pairs):
     """What calls waited for in most of the time that they took more beside others: (words, its part of that time).
     By means: of single calls no kernel says how long they waited for a CPU."""
     def more(of):
-        return statistics.median(of(alone, beside) - of(alone, alone) for alone, beside in pairs)
+        return statistics.median(of(alone, beside) - of(alone, alone) for alone, beside, *_ in pairs)
     longer = more(lambda _, seen: seen["mean_us"])
-    if longer < LONGER_MIN * statistics.median(alone["mean_us"] for alone, _ in pairs):
+    if longer < LONGER_MIN * statistics.median(alone["mean_us"] for alone, *_ in pairs):
         return "nothing", 0.0
     waits = {"the scheduler": more(lambda _, seen: seen["queued_us"]), "a CPU": more(ready_us)}
     name = max(waits, key=waits.get)
@@ -378,23 +442,27 @@ def part_victim(mounts):
             place = where[name]
             whole = [("whole", f"limit={limit}M")] if name != "elsewhere" else []
             rules([*whole, USERS] if limit else [], place.state)
-            pair = beside_another_server(place, limit) if name == "elsewhere" else victim(place)
+            pair = beside_another_server(place, limit) if name == "elsewhere" else victim(place, limit)
             seen[name, limit].append(pair)
     for (name, limit), pairs in seen.items():
         put_victim(f"_{name}_{limit or 'without'}", pairs)
     headline = next(iter(where))  # where there is one CPU, the victim shares it with the writers
-    put("qos_victim_alone_p99", statistics.median(alone["p99"] for alone, _ in seen[headline, RATE_MIB]) * 1e3, "ms")
+    put("qos_victim_alone_p99", statistics.median(alone["p99"] for alone, *_ in seen[headline, RATE_MIB]) * 1e3, "ms")
     put("qos_victim_p99_ratio", ratio(seen[headline, RATE_MIB]), f"ratio, {headline}")
     put("qos_victim_p99_ratio_without", ratio(seen[headline, None]), f"ratio, {headline}")
 
 
 def ratio(pairs):
-    return statistics.median(beside["p99"] / alone["p99"] for alone, beside in pairs)
+    return statistics.median(beside["p99"] / alone["p99"] for alone, beside, *_ in pairs)
 
 
 def put_victim(arm, pairs):
     put(f"qos_victim_p99_ratio{arm}", ratio(pairs), "ratio")
-    for name, sides in zip(("alone", "beside"), zip(*pairs)):
+    sides_of = dict(zip(("alone", "beside", "copier"), zip(*pairs)))
+    if "copier" in sides_of:
+        put(f"qos_victim_p99_copier_ratio{arm}", ratio(list(zip(sides_of["alone"], sides_of["copier"]))), "ratio")
+        put(f"qos_victim_p99_vs_copier{arm}", ratio(list(zip(sides_of["copier"], sides_of["beside"]))), "ratio")
+    for name, sides in sides_of.items():
         put(f"qos_victim{arm}_{name}_p99", statistics.median(one["p99"] for one in sides) * 1e3, "ms")
         put(f"qos_victim{arm}_{name}_machine_busy", statistics.median(one["machine_busy"] for one in sides), "part")
         put(f"qos_victim{arm}_{name}_written", statistics.median(one["written_mib"] for one in sides), "MiB/s")
