@@ -183,6 +183,12 @@ fn syncs_of_a_log_that_are_answered_and_not_made() {
     found_out(Sabotage::LocalSyncs, &WRITTEN_BACK, "no order");
 }
 
+// proves: P321
+#[test]
+fn files_that_stay_open_when_daemons_have_died() {
+    found_out(Sabotage::Closes, &WRITTEN_BACK, "are open");
+}
+
 // proves: P260
 #[test]
 fn a_server_that_does_not_wait_for_what_was_kept() {

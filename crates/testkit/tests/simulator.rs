@@ -95,7 +95,7 @@ fn what_is_kept_is_seen_by_all_or_reported() {
 }
 
 /// With clients whose daemons die, and whose machines lose power, beside all that.
-// proves: P339
+// proves: P321, P339
 #[test]
 fn what_is_synced_to_a_log_is_seen_by_all_or_kept_aside() {
     for seed in 0..60 {

@@ -30,8 +30,11 @@ pub(super) async fn after(world: &mut World, crashed: Option<usize>) -> Outcome<
             .map_err(|_| format!("client {} never comes back", client.number))?
             .map_err(|_| "a client's task died")?
             .map_err(client.failed("statfs after healing"))?;
-        let lost = client.fs.session().status().lost;
-        if lost > client.lost_before {
+        let is_lost = match &client.machine {
+            Some(machine) => machine.lost_session_too_early(),
+            None => client.fs.session().status().lost > 0,
+        };
+        if is_lost {
             return Err(format!("client {}'s session was lost", client.number));
         }
     }
@@ -122,8 +125,7 @@ async fn given_back(world: &mut World) -> Outcome<()> {
     sleep(SETTLED).await;
     let status = world.machine.status();
     for client in &status.clients {
-        // Nobody repeats the lookups of daemons that died, as a kernel does. They may have opened files ahead.
-        if client.files > 0 && world.machines.is_empty() {
+        if client.files > 0 {
             return Err(format!("{} files of {} are open", client.files, client.host));
         }
     }

@@ -91,8 +91,6 @@ pub(super) struct SimClient {
     requests: Arc<AtomicU64>,
     /// The machine, if it has a disk.
     pub(super) machine: Option<ClientMachine>,
-    /// How often the server had forgotten the session before programs were there: a daemon may die while it mounts.
-    pub(super) lost_before: u64,
 }
 
 /// What a client of this host says when it mounts.
@@ -125,8 +123,7 @@ impl SimClient {
         requests: Arc<AtomicU64>,
         machine: Option<ClientMachine>,
     ) -> SimClient {
-        let lost_before = fs.session().status().lost;
-        SimClient { number, fs, requests, machine, lost_before }
+        SimClient { number, fs, requests, machine }
     }
 
     /// Mounts. To be run on a [`ClientNode`] of this name.

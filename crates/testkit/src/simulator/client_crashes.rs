@@ -8,7 +8,7 @@ use dray_rt::sync::{oneshot, watch};
 use dray_rt::{random_u64, sleep, timeout};
 
 use super::client::{ClientNode, SimClient};
-use super::client_machine::{self, ClientCrash};
+use super::client_machine::{self, ClientCrash, ClientMachine};
 use super::machine::LEASE;
 use super::torment::{RunPlan, cut_networks, kill_servers};
 use super::work::ROUNDS;
@@ -17,6 +17,9 @@ use super::{Outcome, TIME_MAX, World};
 /// The longest time from the beginning of a round to a crash in it, and until the client is back.
 const UP_MAX: Duration = Duration::from_millis(1500);
 const DOWN_MAX: Duration = Duration::from_millis(2500);
+
+/// How often it is looked whether sessions are lost.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// What a client does in a round. It answers itself, since it may be another process.
 type RoundResult = oneshot::Receiver<Outcome<SimClient>>;
@@ -32,6 +35,8 @@ fn up_to(most: Duration) -> Duration {
 /// Lets the clients work in some rounds. In the last one nothing goes wrong. Then everybody sends what it has kept.
 /// Answers how many clients went down.
 pub(super) async fn during(world: &mut World, plan: &RunPlan) -> Outcome<u64> {
+    let (stop_looks, stopped) = watch::channel(false);
+    let looks = dray_rt::spawn_join(note_losses(world.machines.clone(), stopped));
     let (mut crashes, mut down) = (0, vec![false; plan.clients]);
     for round in 0..ROUNDS {
         let is_calm = round + 1 == ROUNDS;
@@ -66,7 +71,18 @@ pub(super) async fn during(world: &mut World, plan: &RunPlan) -> Outcome<u64> {
         }
         outcome?;
     }
+    drop(stop_looks);
+    looks.await.map_err(|_| "the task that looks at the sessions died")?;
     end(world).await.map(|()| crashes)
+}
+
+/// Looks at all sessions until that is stopped, and once more.
+async fn note_losses(machines: Vec<ClientMachine>, mut stopped: watch::Receiver<bool>) {
+    let mut is_over = false;
+    while !is_over {
+        is_over = timeout(LOOK_EVERY, stopped.wait_for(|stop| *stop)).await.is_ok();
+        machines.iter().for_each(ClientMachine::note_losses);
+    }
 }
 
 /// One client in one round. If it is down, it comes back first.
@@ -101,6 +117,7 @@ async fn go_down(world: &mut World, plan: &RunPlan, is_calm: bool) -> Vec<bool> 
     for (after, number, how) in when {
         sleep(after - waited).await;
         waited = after;
+        world.machines[number].note_losses(); // nobody looks at this process later
         world.work.goes_down(number, how);
         world.nodes[number].crash();
         world.machines[number].crash(how);
@@ -120,7 +137,7 @@ async fn end(world: &World) -> Outcome<()> {
         finished.map_err(|_| "a client's task died")??;
         world.work.is_back(client);
     }
-    world.machines.iter().try_for_each(client_machine::ClientMachine::has_nothing_left)?;
+    world.machines.iter().try_for_each(ClientMachine::has_nothing_left)?;
     sleep(LEASE * 2).await; // sessions of machines that lost power are over by then
     Ok(())
 }

@@ -2,8 +2,8 @@
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use dray_core::{FileSystem, SessionControl};
@@ -11,12 +11,12 @@ use dray_fabric::sim::Network;
 use dray_rpc::client::{
     ClientOptions, ClientSession, RemoteFs, SessionMemory, WriteBackOptions, dirty_log_summaries_on,
 };
-use dray_rt::sleep;
+use dray_rt::{Instant, now, sleep};
 
 use super::Outcome;
 use super::client::{MountHow, SimClient, options};
 use super::client_disk::{DiskFaults, SimulatedDisk};
-use super::machine::SERVER;
+use super::machine::{LEASE, SERVER};
 use crate::fixture::TempDir;
 
 /// The directory of all logs on the disk.
@@ -27,6 +27,8 @@ const DIRTY_MAX_BYTES: u64 = 4 << 10;
 const AGAIN: Duration = Duration::from_millis(20);
 /// How long a daemon that follows tries to reach the server before it goes on without.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// The longest time for which only the server knows that a connection has broken.
+const UNNOTICED_MAX: Duration = Duration::from_secs(4);
 
 /// A machine. Its clones are the same one.
 #[derive(Clone)]
@@ -37,16 +39,28 @@ struct Inner {
     /// For data that cannot be written any more. It is synced there at once.
     aside: TempDir,
     age_max: Duration,
+    lost_too_early: AtomicBool,
     state: Mutex<MachineState>,
 }
 
 /// What ends with the machine's power.
-#[derive(Default)]
 struct MachineState {
     /// The memory of the session, as the supervisor has it.
     session: Option<OwnedFd>,
     /// Numbers of requests, as the kernel gives them.
     requests: Arc<AtomicU64>,
+    /// The session of the process that lives, and how often that has heard that the server had forgotten it.
+    process: (Weak<ClientSession>, u64),
+    /// Since when no connection is known.
+    away_since: Option<Instant>,
+}
+
+impl Default for MachineState {
+    fn default() -> MachineState {
+        // No kernel gives a request the number 0. No later daemon would attach what that opens.
+        let requests = Arc::new(AtomicU64::new(1));
+        MachineState { session: None, requests, process: Default::default(), away_since: None }
+    }
 }
 
 /// How a client goes down.
@@ -65,7 +79,8 @@ impl ClientMachine {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let aside = TempDir::new(&format!("aside{number}")).expect("a directory");
-        ClientMachine(Arc::new(Inner { disk: SimulatedDisk::new(faults), aside, age_max, state }))
+        let (disk, lost_too_early) = (SimulatedDisk::new(faults), AtomicBool::new(false));
+        ClientMachine(Arc::new(Inner { disk, aside, age_max, lost_too_early, state }))
     }
 
     fn lock(&self) -> MutexGuard<'_, MachineState> {
@@ -74,7 +89,12 @@ impl ClientMachine {
 
     pub(super) fn crash(&self, how: ClientCrash) {
         match how {
-            ClientCrash::Daemon => self.0.disk.end_process(),
+            ClientCrash::Daemon => {
+                self.0.disk.end_process();
+                let mut state = self.lock();
+                state.process = Default::default();
+                state.away_since.get_or_insert_with(now);
+            }
             ClientCrash::Machine => {
                 self.0.disk.lose_power();
                 *self.lock() = MachineState::default();
@@ -122,6 +142,7 @@ impl ClientMachine {
             sleep(AGAIN).await;
         };
         session.attach_another();
+        self.lock().process = (Arc::downgrade(&session), 0);
         let fs = RemoteFs::new(session);
         // One that could not be written is tried again by the next mount, and so it is here.
         while fs.session().write_left_behind().await.left > 0 {
@@ -150,6 +171,28 @@ impl ClientMachine {
         let (memory, _) = self.memory();
         let session = ClientSession::connect(connector(), options.clone(), memory).await;
         session.map_err(|_| self.lock().session = None).ok()
+    }
+
+    /// Notes whether the server has forgotten the session, which it may do only where the client was away for a lease.
+    /// To be called often, by a task whose clock is neither slow nor fast.
+    pub(super) fn note_losses(&self) {
+        let mut state = self.lock();
+        let Some(session) = state.process.0.upgrade() else { return };
+        let status = session.status();
+        let away = state.away_since.map_or(Duration::ZERO, |since| since.elapsed());
+        if status.lost > state.process.1 && away + UNNOTICED_MAX < LEASE {
+            self.0.lost_too_early.store(true, Ordering::Relaxed);
+        }
+        state.process.1 = status.lost;
+        match status.channels.iter().any(|channel| channel.up) {
+            true => state.away_since = None,
+            false => _ = state.away_since.get_or_insert_with(now),
+        }
+    }
+
+    /// Whether the server has forgotten a session that it had to remember.
+    pub(super) fn lost_session_too_early(&self) -> bool {
+        self.0.lost_too_early.load(Ordering::Relaxed)
     }
 
     /// The first eight bytes of all files that were kept aside, as a number.

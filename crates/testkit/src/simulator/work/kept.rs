@@ -290,6 +290,7 @@ impl Kept {
         };
         let mut files = handles.into_iter().map(attach).collect::<Outcome<Vec<_>>>()?;
         client.fs.attached();
+        client.fs.release_inherited();
         if let Some(opening) = unanswered {
             files.push(self.ask_to_open(client, opening).await?);
         }
