@@ -240,7 +240,7 @@ impl LogDisk for DiskOfProcess {
         let files = names.files.iter().filter(|(path, _)| is_within(path));
         synced_names.files.extend(files.map(|(path, file)| (path.clone(), *file)));
         synced_names.dirs.retain(|path| !is_within(path));
-        let dirs = names.dirs.iter().filter(|path| is_within(path) || *path == dir);
+        let dirs = names.dirs.iter().filter(|path| is_within(path));
         synced_names.dirs.extend(dirs.cloned());
         Ok(())
     }
@@ -318,8 +318,9 @@ mod tests {
                 let file = process.create(&dir.join("one")).unwrap();
                 file.write_at(b"synced", 0).unwrap();
                 file.sync_data().unwrap();
-                process.sync_dir(dir).unwrap();
-                process.sync_dir(Path::new("/logs")).unwrap();
+                for dir in dir.ancestors() {
+                    process.sync_dir(dir).unwrap();
+                }
                 file.write_at(b"lost", 6).unwrap();
                 process.create(&dir.join("other")).unwrap();
                 disk.lose_power();

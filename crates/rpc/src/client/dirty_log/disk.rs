@@ -163,9 +163,32 @@ impl LogDir {
         self.disk.lock(&self.path)
     }
 
-    /// Brings the names in it to media, and its own.
+    /// Brings the names in it to media.
     pub(super) fn sync(&self) -> io::Result<()> {
-        self.disk.sync_dir(&self.path)?;
-        self.path.parent().map_or(Ok(()), |above| self.disk.sync_dir(above))
+        self.disk.sync_dir(&self.path)
     }
+
+    /// See [`sync_above`].
+    pub(super) fn sync_above(&self) -> io::Result<()> {
+        sync_above(&self.path, |dir| self.disk.sync_dir(dir))
+    }
+}
+
+/// Brings the name of a directory to media, and those of all directories above. Any of these may be new, or made by a
+/// process that has died since. `sync` brings the names in one directory to media. Errors: those of the disk.
+pub(crate) fn sync_above(dir: &Path, sync: impl Fn(&Path) -> io::Result<()>) -> io::Result<()> {
+    for above in dir.ancestors().skip(1) {
+        let is_here = above.as_os_str().is_empty(); // a relative path has come to its beginning
+        match sync(if is_here { Path::new(".") } else { above }) {
+            Err(error) if has_nothing_new(&error) => {}
+            synced => synced?,
+        }
+    }
+    Ok(())
+}
+
+/// Whether a directory that cannot be synced for this reason has no name that was made here. It may not be read by
+/// this user, or be on a file system that is never written.
+fn has_nothing_new(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS | libc::EINVAL))
 }

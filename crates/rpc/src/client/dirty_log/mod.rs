@@ -24,8 +24,8 @@ use dray_core::NodeId;
 use dray_rt::{Instant, Pool, now};
 
 pub use self::any_log::{read_any_log, read_written_log};
-pub(crate) use self::disk::LogDir;
 pub use self::disk::{LocalLogDisk, LogDisk, LogFile, LogLock};
+pub(crate) use self::disk::{LogDir, sync_above};
 pub use self::left::{
     DirtyLogSummary, dirty_log_summaries, dirty_log_summaries_on, left_dirty_bytes,
 };

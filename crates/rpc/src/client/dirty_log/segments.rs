@@ -31,6 +31,8 @@ pub(super) struct Segments {
     /// Held as long as the process lives: nobody else writes what is here to its files.
     lock: Option<LogLock>,
     dir_is_synced: bool,
+    /// The name of the directory is on media, and those of all above it.
+    above_is_synced: bool,
     buffer: Vec<u8>,
 }
 
@@ -49,25 +51,28 @@ struct Segment {
 pub(super) struct UnsyncedSegments {
     segments: Vec<(u64, u64, Arc<dyn LogFile>)>,
     dir: Option<LogDir>,
+    above: Option<LogDir>,
 }
 
 /// The files of that.
 pub(super) struct UnsyncedFiles {
     files: Vec<Arc<dyn LogFile>>,
     dir: Option<LogDir>,
+    above: Option<LogDir>,
 }
 
 impl UnsyncedSegments {
     pub(super) fn files(&self) -> UnsyncedFiles {
         let files = self.segments.iter().map(|(_, _, file)| file.clone()).collect();
-        UnsyncedFiles { files, dir: self.dir.clone() }
+        UnsyncedFiles { files, dir: self.dir.clone(), above: self.above.clone() }
     }
 }
 
 impl UnsyncedFiles {
     pub(super) fn sync(&self) -> io::Result<()> {
         self.files.iter().try_for_each(|file| file.sync_data())?;
-        self.dir.as_ref().map_or(Ok(()), LogDir::sync)
+        self.dir.as_ref().map_or(Ok(()), LogDir::sync)?;
+        self.above.as_ref().map_or(Ok(()), LogDir::sync_above)
     }
 }
 
@@ -213,7 +218,9 @@ impl Segments {
         }
         let dirty = self.segments.iter().filter(|one| one.synced_bytes < one.len_bytes);
         let segments = dirty.map(|one| (one.number, one.len_bytes, one.file.clone())).collect();
-        Ok(UnsyncedSegments { segments, dir: (!self.dir_is_synced).then(|| dir.clone()) })
+        let unless = |is_synced: bool| (!is_synced).then(|| dir.clone());
+        let (dir, above) = (unless(self.dir_is_synced), unless(self.above_is_synced));
+        Ok(UnsyncedSegments { segments, dir, above })
     }
 
     pub(super) fn spoiled(&mut self, what: &UnsyncedSegments) {
@@ -233,6 +240,7 @@ impl Segments {
         // A segment that was begun meanwhile is not in the directory yet.
         let newest = self.segments.back().is_none_or(|last| last.synced_bytes > 0);
         self.dir_is_synced |= what.dir.is_some() && newest;
+        self.above_is_synced |= what.above.is_some();
     }
 }
 

@@ -16,6 +16,81 @@ fn options(dir: &Path) -> WriteBackOptions {
     WriteBackOptions { dir, disk, bytes_max: 64 << 20, age_max, supervisor: None }
 }
 
+/// The disk of the machine. It notes which directories are brought to media.
+#[derive(Debug, Default)]
+struct NotingDisk(Mutex<Vec<PathBuf>>);
+
+impl LogDisk for NotingDisk {
+    fn make_dir(&self, dir: &Path) -> io::Result<()> {
+        LocalLogDisk.make_dir(dir)
+    }
+    fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>> {
+        LocalLogDisk.list(dir)
+    }
+    fn read(&self, path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
+        LocalLogDisk.read(path, max_bytes)
+    }
+    fn write(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        LocalLogDisk.write(path, bytes)
+    }
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn LogFile>> {
+        LocalLogDisk.create(path)
+    }
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn LogFile>> {
+        LocalLogDisk.open(path)
+    }
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        LocalLogDisk.remove_file(path)
+    }
+    fn remove_dir(&self, dir: &Path) -> io::Result<()> {
+        LocalLogDisk.remove_dir(dir)
+    }
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.0.lock().unwrap().push(dir.to_owned());
+        LocalLogDisk.sync_dir(dir)
+    }
+    fn lock(&self, dir: &Path) -> io::Result<Option<LogLock>> {
+        LocalLogDisk.lock(dir)
+    }
+}
+
+/// Else a loss of power takes a new directory above with all that programs have synced.
+// proves: P322
+#[test]
+fn a_sync_brings_the_names_of_all_directories_above_to_media_once() {
+    simulated(async {
+        let above = tempfile::tempdir().unwrap();
+        let (dir, disk) = (above.path().join("cache/dirty"), Arc::new(NotingDisk::default()));
+        let options = WriteBackOptions { disk: disk.clone(), ..options(&dir) };
+        let log = DirtyLog::new(&options, NODE);
+        note(&log, 1, 0, b"one");
+        log.sync().await.unwrap();
+        let synced = std::mem::take(&mut *disk.0.lock().unwrap());
+        assert!(synced.iter().map(PathBuf::as_path).eq(log.dir().ancestors()), "{synced:?}");
+        log.lock().segments.begin_anew();
+        note(&log, 1, 3, b"two");
+        log.sync().await.unwrap();
+        assert_eq!(*disk.0.lock().unwrap(), [log.dir()], "the name of the segment is new alone");
+    });
+}
+
+// proves: P322
+#[test]
+fn names_that_cannot_be_brought_to_media_are_an_error_where_they_may_be_new() {
+    let fails_with = |errno: i32| {
+        sync_above(Path::new("cache/dirty"), |dir| match dir == Path::new(".") {
+            true => Err(io::Error::from_raw_os_error(errno)),
+            false => Ok(()),
+        })
+    };
+    for errno in [libc::EACCES, libc::EROFS, libc::EINVAL] {
+        fails_with(errno).unwrap();
+    }
+    for errno in [libc::EIO, libc::ENOSPC, libc::ENOENT] {
+        assert_eq!(fails_with(errno).unwrap_err().raw_os_error(), Some(errno));
+    }
+}
+
 fn log_dir(dir: &Path, node: NodeId) -> LogDir {
     options(dir).log_of(node)
 }

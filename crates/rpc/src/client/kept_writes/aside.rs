@@ -9,6 +9,7 @@ use dray_core::{Error, FileId, Identity};
 use dray_rt::random_u64;
 
 use super::extents::KeptExtents;
+use crate::client::dirty_log::sync_above;
 
 /// Files in the directory, each with its text. What is lost beyond them is lost.
 const FILES_MAX: usize = 1000;
@@ -68,7 +69,9 @@ fn write(dir: &Path, LostWrites { id, who, extents, why }: &LostWrites<'_>) -> i
     let mut about = create(&dir.join(format!("{name}.txt")))?;
     about.write_all(text.as_bytes())?;
     about.sync_all()?;
-    File::open(dir)?.sync_all()?;
+    let sync = |dir: &Path| File::open(dir)?.sync_all();
+    sync(dir)?;
+    sync_above(dir, sync)?; // it may be new
     Ok(path)
 }
 
