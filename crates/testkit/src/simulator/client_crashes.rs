@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dray_fabric::sim::Weather;
 use dray_rt::sync::{oneshot, watch};
-use dray_rt::{random_u64, sleep, timeout};
+use dray_rt::{now, random_u64, sleep, timeout};
 
 use super::client::{ClientNode, SimClient};
 use super::client_machine::{self, ClientCrash, ClientMachine};
@@ -20,6 +20,8 @@ const DOWN_MAX: Duration = Duration::from_millis(2500);
 
 /// How often it is looked whether sessions are lost.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How often it is looked whether a client alone has what its programs have synced.
+const LOG_LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// What a client does in a round. It answers itself, since it may be another process.
 type RoundResult = oneshot::Receiver<Outcome<SimClient>>;
@@ -104,6 +106,13 @@ fn begin_round(world: &World, plan: &RunPlan, (number, is_down): (usize, bool)) 
     })
 }
 
+/// Waits until the log of a client alone has what programs have synced.
+async fn has_synced(world: &World, number: usize) {
+    while !world.work.has_synced(number) {
+        sleep(LOG_LOOK_EVERY).await;
+    }
+}
+
 /// Some clients go down. Answers which.
 async fn go_down(world: &mut World, plan: &RunPlan, is_calm: bool) -> Vec<bool> {
     let mut when = Vec::new();
@@ -113,10 +122,14 @@ async fn go_down(world: &mut World, plan: &RunPlan, is_calm: bool) -> Vec<bool> 
         when.extend((!is_calm && below(2) == 0).then_some(crash));
     }
     when.sort_unstable_by_key(|(after, ..)| *after);
-    let (mut down, mut waited) = (vec![false; plan.clients], Duration::ZERO);
+    let (mut down, begun) = (vec![false; plan.clients], now());
     for (after, number, how) in when {
-        sleep(after - waited).await;
-        waited = after;
+        let left = after.saturating_sub(begun.elapsed());
+        match how {
+            ClientCrash::Daemon => sleep(left).await,
+            // Or as soon as something could be lost that must not be.
+            ClientCrash::Machine => _ = timeout(left, has_synced(world, number)).await,
+        }
         world.machines[number].note_losses(); // nobody looks at this process later
         world.work.goes_down(number, how);
         world.nodes[number].crash();

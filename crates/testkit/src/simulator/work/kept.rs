@@ -30,6 +30,8 @@ const OPERATIONS: u64 = EVENTS_MAX as u64 - 2;
 /// The value that stands at the beginning of a file, bytes.
 const VALUE_BYTES: usize = 8;
 const PAGE_BYTES: usize = 64 << 10;
+/// The number of a step that writes.
+const WRITE: u64 = 7;
 
 #[derive(Default)]
 pub(super) struct Kept {
@@ -43,6 +45,8 @@ struct OpenValue {
     file: SimFile,
     request: RequestId,
     seen: Option<u64>,
+    /// The machine has a log, and the file was synced. The first sync asks the server, and later ones may not.
+    is_synced: bool,
 }
 
 impl KernelOpening {
@@ -185,7 +189,25 @@ impl Kept {
         }
     }
 
-    /// One step. Answers whether what was written to the file before is known to be at the server.
+    /// Which file is next. A client with a log mostly works on one: what others use as well is not kept.
+    fn draw_file(client: &SimClient) -> usize {
+        match client.machine.is_some() && pick(4) > 0 {
+            true => client.number % FILES.len(),
+            false => pick(FILES.len() as u64) as usize,
+        }
+    }
+
+    async fn sync(client: &SimClient, open: &mut OpenValue) -> Outcome<bool> {
+        let synced = open.file.sync(&client.cx(), true).await;
+        let is_well = Kept::is_well(client, "sync", synced)?;
+        if !is_well {
+            open.seen = None;
+        }
+        open.is_synced = is_well && client.machine.is_some();
+        Ok(is_well)
+    }
+
+    /// One step. Answers whether what was written to the file before is known to be at the server, or on the disk here.
     async fn step(
         &self,
         client: &SimClient,
@@ -196,20 +218,17 @@ impl Kept {
             *open = Some(self.open(client, index).await?);
             return Ok(false);
         };
-        match pick(8) {
+        // What is written and synced once more is in the log alone.
+        let again = value.is_synced && pick(2) == 0;
+        match if again { WRITE } else { pick(8) } {
             0 | 1 => self.read(client, index, value).await?,
             2 => self.look(client, index).await?,
-            3 => {
-                let synced = value.file.sync(&client.cx(), true).await;
-                let is_well = Kept::is_well(client, "sync", synced)?;
-                if !is_well {
-                    value.seen = None;
-                }
-                return Ok(is_well);
-            }
+            3 => return Kept::sync(client, value).await,
             4 => {
                 let closing = open.take().expect("it is open");
-                return self.close(client, closing).await;
+                let is_well = self.close(client, closing).await?;
+                // With a log a close waits for no media.
+                return Ok(is_well && client.machine.is_none());
             }
             _ => {
                 // Upon what it is written is known by then.
@@ -219,6 +238,8 @@ impl Kept {
                 let written = self.write(client, index, value).await;
                 if !Kept::is_well(client, "write", written)? {
                     value.seen = None;
+                } else if client.machine.is_some() && pick(2) == 0 {
+                    return Kept::sync(client, value).await;
                 }
             }
         }
@@ -274,7 +295,7 @@ impl Kept {
         let mut state = lock(&self.state);
         state.opening.remove(&client.number);
         state.handles.push(Handle { client: client.number, request, how, id: file.id() });
-        Ok(OpenValue { file, request, seen: None })
+        Ok(OpenValue { file, request, seen: None, is_synced: false })
     }
 
     /// A daemon has died: the kernel asks again for what had no answer, and programs close what they have open.
@@ -286,7 +307,7 @@ impl Kept {
         };
         let attach = |Handle { id, how, request, .. }: Handle| {
             let file = client.fs.attach(id, how, request).ok_or("it cannot be attached")?;
-            Ok(OpenValue { file, request, seen: None })
+            Ok(OpenValue { file, request, seen: None, is_synced: false })
         };
         let mut files = handles.into_iter().map(attach).collect::<Outcome<Vec<_>>>()?;
         client.fs.attached();
@@ -313,7 +334,7 @@ impl Kept {
     async fn read_all(&self, client: &SimClient) -> Outcome<()> {
         for (index, text) in FILES.iter().enumerate() {
             let file = client.open(client.root(), text, libc::O_RDWR).await?;
-            let mut open = OpenValue { file, request: RequestId(0), seen: None };
+            let mut open = OpenValue { file, request: RequestId(0), seen: None, is_synced: false };
             self.read(client, index, &mut open).await?;
             open.file.close(&client.cx()).await.map_err(client.failed("close"))?;
         }
@@ -360,13 +381,15 @@ impl Workload for Kept {
             self.close_inherited(client).await?;
             let mut open: [Option<OpenValue>; FILES.len()] = [None, None];
             for _ in 0..OPERATIONS / self.clients / self.rounds / 2 {
-                let index = pick(FILES.len() as u64) as usize;
+                let index = Kept::draw_file(client);
                 let is_there = self.step(client, index, &mut open[index]).await?;
                 self.note_mishaps(client);
                 if is_there {
                     self.are_synced(client, index);
                 }
-                match pick(16) {
+                // What is synced to a log stays there alone for a while.
+                let is_logged = is_there && client.machine.is_some();
+                match pick(if is_logged { 2 } else { 16 }) {
                     0 => {
                         sleep(Duration::from_micros(pick(2 * LEASE_TERM.as_micros() as u64))).await
                     }
@@ -401,6 +424,11 @@ impl Workload for Kept {
             state.handles.retain(|handle| handle.client != number);
         }
         state.mishaps.remove(&number); // those of the next process are counted anew
+    }
+
+    fn has_synced(&self, number: usize) -> bool {
+        let state = lock(&self.state);
+        state.pending.iter().any(|(of, write)| *of == number && write.is_synced && !write.is_down)
     }
 
     fn is_back(&self, client: &SimClient) {

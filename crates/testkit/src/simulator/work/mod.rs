@@ -52,6 +52,11 @@ pub(super) trait Workload: Send + Sync + 'static {
     /// The client goes down, and comes back later.
     fn goes_down(&self, _number: usize, _how: ClientCrash) {}
 
+    /// Whether something that its programs have synced is at the client alone.
+    fn has_synced(&self, _number: usize) -> bool {
+        false
+    }
+
     /// The client works again, or still. Nothing of before is under way but what it has kept.
     fn is_back(&self, _client: &SimClient) {}
 
