@@ -150,10 +150,18 @@ fn what_is_asked_back_to_make_room_and_leased_anew() {
     found_out(Sabotage::LeaseRoom, &LEASED, "no order");
 }
 
+/// Two seeds of three show it: others come while one client decides on the locks alone.
 // proves: P336
 #[test]
 fn leases_on_locks_that_are_not_asked_back() {
-    found_out(Sabotage::LockLeaseRecalls, &[Run::Of(WorkloadKind::Locked)], "");
+    const SEEDS: u64 = 15;
+    let run = Run::Of(WorkloadKind::Locked);
+    let shows_it = |seed: &u64| {
+        let failure = run.fails(*seed, Some(Sabotage::LockLeaseRecalls));
+        failure.is_some_and(|failure| failure.what.contains("have the lock at once"))
+    };
+    let found = (0..SEEDS).filter(shows_it).count() as u64;
+    assert!(found > SEEDS / 3, "{found} seeds of {SEEDS}");
 }
 
 const KEPT: [Run; 1] = [Run::Of(WorkloadKind::Kept)];

@@ -94,6 +94,15 @@ fn what_is_kept_is_seen_by_all_or_reported() {
     }
 }
 
+/// With servers that die, clients that crash or are cut off, and clocks that drift.
+// proves: P336, P343, P344
+#[test]
+fn locks_on_which_clients_decide_exclude_each_other() {
+    for seed in 0..30 {
+        run_of(WorkloadKind::Locked, seed, None).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
 /// With clients whose daemons die, and whose machines lose power, beside all that.
 // proves: P321, P339
 #[test]
