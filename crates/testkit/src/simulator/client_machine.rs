@@ -192,6 +192,7 @@ impl ClientMachine {
 
     /// Whether the server has forgotten a session that it had to remember.
     pub(super) fn lost_session_too_early(&self) -> bool {
+        self.note_losses();
         self.0.lost_too_early.load(Ordering::Relaxed)
     }
 
