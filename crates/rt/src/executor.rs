@@ -58,22 +58,35 @@ pub fn in_simulation() -> bool {
 
 /// Whether the running executor has no other task to run now.
 pub(crate) fn is_nothing_else_ready() -> bool {
-    with_current(|shared| shared.is_none_or(|shared| lock(&shared.ready).is_empty()))
+    with_current(|shared| shared.is_none_or(|shared| lock(&shared.queue).ready.is_empty()))
 }
 
 /// The state that an executor's thread shares with wakers, timers and other threads.
 pub(crate) struct ExecutorShared {
-    ready: Mutex<VecDeque<Arc<dyn Runnable>>>,
+    queue: Mutex<TaskQueue>,
     timers: Mutex<Timers>,
-    /// The looks at the driver so far, and who waits for the next one ([`crate::yield_to_io`]).
+    /// When the first timer is due, nanoseconds; [`NEVER`]: there is none. Written under the lock of `timers`,
+    /// and read without it in each tick.
+    first_due: AtomicU64,
+    /// The looks at the driver so far.
     looks: AtomicU64,
-    yielded: Mutex<Vec<Waker>>,
     /// The thread waits in the driver, or is about to: wake-ups must kick it.
     parked: AtomicBool,
     kick: Kick,
     pub(crate) registry: Registry,
     simulation: Option<Simulation>,
 }
+
+/// The tasks that have something to do. A tick looks at all of it under one lock.
+#[derive(Default)]
+struct TaskQueue {
+    ready: VecDeque<Arc<dyn Runnable>>,
+    /// Who waits for the next look at the driver ([`crate::yield_to_io`]).
+    yielded: Vec<Waker>,
+}
+
+/// No timer is due at this time.
+const NEVER: u64 = u64::MAX;
 
 struct Simulation {
     now_nanos: AtomicU64,
@@ -94,14 +107,15 @@ impl ExecutorShared {
     }
 
     pub(crate) fn push(&self, task: Arc<dyn Runnable>) {
-        lock(&self.ready).push_back(task);
+        lock(&self.queue).ready.push_back(task);
         self.kick_if_parked();
     }
 
     /// The driver's wait is over. A task that is woken from here on is looked at in the next tick
-    /// anyway. So waking it needs no kick, which would cost three system calls.
+    /// anyway. So waking it needs no kick, which would cost three system calls. Who does not see this
+    /// soon kicks in vain, so that it needs no order.
     pub(crate) fn unpark(&self) {
-        self.parked.store(false, Ordering::SeqCst);
+        self.parked.store(false, Ordering::Relaxed);
     }
 
     pub(crate) fn kick_if_parked(&self) {
@@ -117,7 +131,7 @@ impl ExecutorShared {
 
     /// Wakes after the next look at the driver.
     pub(crate) fn wake_after_look(&self, waker: Waker) {
-        lock(&self.yielded).push(waker);
+        lock(&self.queue).yielded.push(waker);
     }
 
     pub(crate) fn simulated(&self) -> bool {
@@ -142,7 +156,7 @@ impl ExecutorShared {
     }
 
     pub(crate) fn add_timer(&self, deadline: Instant, waker: Waker) -> u64 {
-        let key = lock(&self.timers).add(deadline, waker);
+        let key = self.with_timers(|timers| timers.add(deadline, waker));
         self.kick_if_parked(); // it may be due before the driver would return
         key
     }
@@ -152,12 +166,26 @@ impl ExecutorShared {
     }
 
     pub(crate) fn remove_timer(&self, deadline: Instant, key: u64) {
-        lock(&self.timers).remove(deadline, key);
+        drop(self.with_timers(|timers| timers.remove(deadline, key)));
+    }
+
+    fn with_timers<T>(&self, change: impl FnOnce(&mut Timers) -> T) -> T {
+        let mut timers = lock(&self.timers);
+        let result = change(&mut timers);
+        let first = timers.next().map_or(NEVER, Instant::as_nanos);
+        // Pairs with the look in `tick`, behind the store by which this thread counts as parked.
+        self.first_due.store(first, Ordering::SeqCst);
+        result
+    }
+
+    fn first_due(&self) -> Option<Instant> {
+        let first = self.first_due.load(Ordering::SeqCst);
+        (first != NEVER).then(|| Instant::from_nanos(first))
     }
 
     /// The next task: the longest-waiting one, or in a simulation any of those ready.
     fn pop(&self) -> Option<Arc<dyn Runnable>> {
-        let mut ready = lock(&self.ready);
+        let ready = &mut lock(&self.queue).ready;
         match &self.simulation {
             Some(simulation) if ready.len() > 1 => {
                 let choice = lock(&simulation.random).next() as usize % ready.len();
@@ -170,7 +198,7 @@ impl ExecutorShared {
     pub(crate) fn wake_due_timers(&self) {
         let now = self.now();
         loop {
-            let due = lock(&self.timers).pop_due(now);
+            let due = self.with_timers(|timers| timers.pop_due(now));
             match due {
                 Some(waker) => waker.wake(),
                 None => return,
@@ -237,10 +265,10 @@ impl Executor {
         };
         let registry = driver.registry();
         let shared = Arc::new(ExecutorShared {
-            ready: Mutex::default(),
+            queue: Mutex::default(),
             timers: Mutex::default(),
+            first_due: AtomicU64::new(NEVER),
             looks: AtomicU64::new(0),
-            yielded: Mutex::default(),
             parked: AtomicBool::new(false),
             kick,
             registry,
@@ -296,14 +324,16 @@ impl Executor {
         }
         tick::next();
         self.shared.parked.store(true, Ordering::SeqCst);
-        std::mem::swap(&mut *lock(&self.shared.yielded), &mut self.yielded);
-        let ready = root.woken.load(Ordering::SeqCst)
-            || !lock(&self.shared.ready).is_empty()
-            || !self.yielded.is_empty();
-        let next = lock(&self.shared.timers).next();
-        let alive = self.driver.park(&self.shared, next, ready);
+        let nothing_ready = {
+            let mut queue = lock(&self.shared.queue);
+            std::mem::swap(&mut queue.yielded, &mut self.yielded);
+            queue.ready.is_empty()
+        };
+        let ready = root.woken.load(Ordering::SeqCst) || !nothing_ready || !self.yielded.is_empty();
+        let alive = self.driver.park(&self.shared, self.shared.first_due(), ready);
         self.shared.unpark();
-        self.shared.looks.fetch_add(1, Ordering::Relaxed);
+        let looks = &self.shared.looks;
+        looks.store(looks.load(Ordering::Relaxed) + 1, Ordering::Relaxed); // nobody else writes it
         self.yielded.drain(..).for_each(Waker::wake); // behind those that have something to do now
         alive
     }
@@ -315,9 +345,8 @@ impl Drop for Executor {
         // A future that is dropped may look at the clock, or want to start something.
         let _entered = EnteredExecutor::enter(self.shared.clone());
         simulation.tasks.kill();
-        let woken = std::mem::take(&mut *lock(&self.shared.ready));
-        let yielded = std::mem::take(&mut *lock(&self.shared.yielded));
-        drop((woken, yielded)); // the queues are unlocked
+        let queue = std::mem::take(&mut *lock(&self.shared.queue));
+        drop(queue); // it is unlocked
     }
 }
 

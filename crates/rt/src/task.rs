@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::mem::ManuallyDrop;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -57,7 +58,9 @@ impl<F: Future<Output = ()> + Send + 'static> Runnable for TaskCell<F> {
         {
             return;
         }
-        let waker = Waker::from(self.clone());
+        // SAFETY: the waker stands for `self`, which outlives it, and is never dropped: so no user of the
+        // task is counted for it. Clones of it are counted.
+        let waker = ManuallyDrop::new(Waker::from(unsafe { Arc::from_raw(Arc::as_ptr(&self)) }));
         let mut slot = self.work();
         let Some(work) = slot.as_mut() else {
             self.state.store(DONE, Ordering::Release);

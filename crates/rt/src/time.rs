@@ -201,8 +201,9 @@ impl Timers {
         }
     }
 
-    pub(crate) fn remove(&mut self, deadline: Instant, key: u64) {
-        self.waiting.remove(&(deadline, key));
+    /// Takes one out. Its waker is to be dropped when the timers are unlocked.
+    pub(crate) fn remove(&mut self, deadline: Instant, key: u64) -> Option<Waker> {
+        self.waiting.remove(&(deadline, key))
     }
 
     pub(crate) fn next(&self) -> Option<Instant> {

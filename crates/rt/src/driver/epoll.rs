@@ -11,6 +11,8 @@ use crate::source::Readiness;
 use crate::time::Instant;
 
 const EVENTS_PER_WAIT: usize = 256;
+/// Bytes of the kernel's set of signals. It does not look at them where there is no set.
+const SIGSET_BYTES: usize = 8;
 /// No registry id is as large as these: its upper half has 30 bits.
 const KICK_ID: u64 = u64::MAX;
 const ALARM_ID: u64 = u64::MAX - 1;
@@ -51,13 +53,19 @@ impl Epoll {
     ) -> bool {
         self.alarm.set(next);
         let wait_ms = if ready { 0 } else { -1 };
+        // Around the C library, whose function is a place where a thread can be cancelled. None of ours is, and
+        // to be ready for it costs two atomic operations.
         // SAFETY: the kernel writes at most events.len() events.
         let count = unsafe {
-            libc::epoll_wait(
+            let no_signals = std::ptr::null::<libc::sigset_t>();
+            libc::syscall(
+                libc::SYS_epoll_pwait,
                 self.fd.as_raw_fd(),
                 self.events.as_mut_ptr(),
-                self.events.len() as i32,
+                self.events.len(),
                 wait_ms,
+                no_signals,
+                SIGSET_BYTES,
             )
         };
         shared.unpark();
