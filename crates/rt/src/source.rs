@@ -60,6 +60,16 @@ impl Default for Direction {
     }
 }
 
+impl Direction {
+    /// The task is woken by the next event.
+    fn wait(&mut self, cx: &mut Context<'_>) {
+        match &mut self.waker {
+            Some(waker) => waker.clone_from(cx.waker()),
+            none => *none = Some(cx.waker().clone()),
+        }
+    }
+}
+
 impl SourceState {
     fn lock(&self) -> MutexGuard<'_, [Direction; 2]> {
         self.directions.lock().unwrap_or_else(PoisonError::into_inner)
@@ -138,10 +148,7 @@ impl Source {
                 let mut directions = self.state.lock();
                 let direction = &mut directions[index];
                 if !direction.ready {
-                    match &mut direction.waker {
-                        Some(waker) => waker.clone_from(cx.waker()),
-                        none => *none = Some(cx.waker().clone()),
-                    }
+                    direction.wait(cx);
                     return Poll::Pending;
                 }
                 direction.events
@@ -165,14 +172,19 @@ impl Source {
         std::future::poll_fn(|cx| self.poll_io(cx, interest, &mut call)).await
     }
 
-    /// The last read came back short: there is nothing more until the next event. Spares
-    /// the read that would only say `EAGAIN`.
-    pub fn drained(&self) {
+    /// The last read came back short: there is nothing more until the next event, for which the task waits.
+    /// Spares the read that would only say `EAGAIN`. Ready: the end of the stream is to be read.
+    pub fn poll_drained(&self, cx: &mut Context<'_>) -> Poll<()> {
         // An event that came after the read must not be lost: the driver reports it on this same
         // thread, later. And the end of the stream: it may have come before the read, with the
         // data, and is not reported again.
         let direction = &mut self.state.lock()[Interest::Read as usize];
         direction.ready = direction.ended;
+        if direction.ready {
+            return Poll::Ready(());
+        }
+        direction.wait(cx);
+        Poll::Pending
     }
 
     /// Has the driver ask again for a source made by [`Source::new_shared`]. The driver is to say
@@ -250,7 +262,7 @@ mod tests {
             drop(theirs);
             let read = source.io(Interest::Read, |_| reader.read(&mut room)).await.unwrap();
             assert_eq!(&room[..read], b"last");
-            source.drained();
+            let _ = source.poll_drained(&mut Context::from_waker(Waker::noop()));
             let end = source.io(Interest::Read, |_| reader.read(&mut room));
             let end = crate::timeout(std::time::Duration::from_secs(60), end).await;
             assert_eq!(end.expect("the end was not seen").unwrap(), 0);
@@ -297,7 +309,7 @@ mod tests {
                 theirs.write_all(b"one").unwrap();
                 let one = source.io(Interest::Read, |_| reader.read(&mut room)).await;
                 assert_eq!(one.unwrap(), 3);
-                source.drained();
+                let _ = source.poll_drained(&mut Context::from_waker(Waker::noop()));
                 let mut resting =
                     std::pin::pin!(source.rest(crate::sleep(Duration::from_millis(20))));
                 let mut task = Context::from_waker(Waker::noop());
@@ -314,7 +326,7 @@ mod tests {
                 let waits = source.io(Interest::Read, |_| reader.read(&mut room));
                 let read = crate::timeout(Duration::from_secs(60), waits).await;
                 assert_eq!(read.expect("it was not notified").unwrap(), 7);
-                source.drained();
+                let _ = source.poll_drained(&mut Context::from_waker(Waker::noop()));
             }
         });
     }

@@ -9,6 +9,7 @@ mod landing;
 mod queue;
 mod receive;
 mod socket;
+mod tick_limit;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};

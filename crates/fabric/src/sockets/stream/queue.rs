@@ -106,12 +106,24 @@ impl Out {
 
     /// Hands the socket as much as it takes in one call; bytes taken.
     pub(super) fn write(&self, fd: RawFd) -> io::Result<usize> {
-        let mut parts = [slice(&[]); 2 * BATCH_FRAMES];
+        match self.queue.len() {
+            1 => self.write_frames::<1, 2>(fd), // nearly always: a small list
+            _ => self.write_frames::<BATCH_FRAMES, { 2 * BATCH_FRAMES }>(fd),
+        }
+    }
+
+    /// As [`Out::write`], the parts of `FRAMES` frames at most, twice as many.
+    fn write_frames<const FRAMES: usize, const PARTS: usize>(
+        &self,
+        fd: RawFd,
+    ) -> io::Result<usize> {
+        let mut parts = [slice(&[]); PARTS];
         let mut used = 0;
-        let frames = self.queue.iter().take(BATCH_FRAMES);
-        for part in frames.flat_map(Pending::parts).filter(|part| !part.is_empty()) {
-            parts[used] = slice(part);
-            used += 1;
+        for frame in self.queue.iter().take(FRAMES) {
+            for part in frame.parts().into_iter().filter(|part| !part.is_empty()) {
+                parts[used] = slice(part);
+                used += 1;
+            }
         }
         send_parts(fd, &mut parts[..used])
     }

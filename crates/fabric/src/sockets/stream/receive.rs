@@ -4,11 +4,11 @@ use std::io;
 use std::task::{Context, Poll};
 
 use dray_core::BufMut;
-use dray_rt::{Instant, Interest, Source, now};
+use dray_rt::{Interest, Source};
 
 use super::landing::Landing;
 use super::socket::{read2, set_low_water};
-use crate::connection::TICK_MAX;
+use super::tick_limit::TickLimit;
 use crate::sockets::frame::{PREFIX_BYTES, Prefix};
 use crate::{Peer, Sink};
 
@@ -94,21 +94,22 @@ impl Receiver {
         sink: &mut dyn Sink,
         scratch: &mut [u8],
     ) -> Poll<io::Result<std::convert::Infallible>> {
-        let until = now() + TICK_MAX;
+        let limit = &mut TickLimit::default();
         for _ in 0..READS_PER_ROUND {
-            if self.poll_placed(cx, sink, until)?.is_pending() {
+            if self.poll_placed(cx, sink, limit)?.is_pending() {
                 return Poll::Pending;
             }
             if std::mem::take(&mut self.paused) {
-                self.take(cx, sink, &[], until)?;
+                self.take(cx, sink, &[], limit)?;
                 if self.paused {
                     break;
                 }
                 continue;
             }
             self.adjust_low_water(source);
-            let limit = if self.bulk { SCRATCH_BULK_BYTES } else { SCRATCH_BYTES };
-            let scratch = &mut scratch[..limit];
+            let most = if self.bulk { SCRATCH_BULK_BYTES } else { SCRATCH_BYTES };
+            let scratch = &mut scratch[..most];
+            let drained;
             let read = match &mut self.state {
                 State::Data { head, data_bytes, into } => {
                     into.let_go_unless(|| sink.is_awaited(head), *data_bytes);
@@ -119,9 +120,7 @@ impl Receiver {
                     if into.in_small_pieces {
                         self.in_pages_from = self.frames + SMALL_PIECES_FOR;
                     }
-                    if read.drained {
-                        source.drained();
-                    }
+                    drained = read.drained;
                     if read.bytes == 0 {
                         return Poll::Ready(Err(end_of_stream()));
                     }
@@ -130,9 +129,7 @@ impl Receiver {
                 _ => {
                     let read = source.poll_io(cx, Interest::Read, |fd| read2(fd, &mut [], scratch));
                     let Poll::Ready(read) = read? else { return Poll::Pending };
-                    if read < scratch.len() {
-                        source.drained();
-                    }
+                    drained = read < scratch.len();
                     if read == 0 {
                         return Poll::Ready(Err(end_of_stream()));
                     }
@@ -140,8 +137,15 @@ impl Receiver {
                     read
                 }
             };
-            self.take(cx, sink, &scratch[..read], until)?;
-            if self.paused || now() >= until {
+            self.take(cx, sink, &scratch[..read], limit)?;
+            if drained {
+                let waits = source.poll_drained(cx).is_pending();
+                if waits && !self.paused && !matches!(self.state, State::Place { .. }) {
+                    self.adjust_low_water(source);
+                    return Poll::Pending; // nearly always, without a look at the clock
+                }
+            }
+            if self.paused || !drained && limit.is_over() {
                 break;
             }
         }
@@ -174,13 +178,13 @@ impl Receiver {
     }
 
     /// Uses up `fresh`, in which at most the beginning of a frame is left over; or, where that
-    /// takes longer than `until`, some of it.
+    /// takes longer than `limit`, some of it.
     fn take(
         &mut self,
         cx: &mut Context<'_>,
         sink: &mut dyn Sink,
         fresh: &[u8],
-        until: Instant,
+        limit: &mut TickLimit,
     ) -> io::Result<()> {
         self.deliver_if_whole(sink)?;
         let joined;
@@ -193,7 +197,7 @@ impl Receiver {
         let mut first = true;
         while matches!(self.state, State::Head) {
             let Some((prefix, head)) = first_head(bytes)? else { break };
-            if !std::mem::take(&mut first) && now() >= until {
+            if !std::mem::take(&mut first) && limit.is_over() {
                 self.paused = true;
                 break;
             }
@@ -239,7 +243,7 @@ impl Receiver {
         &mut self,
         cx: &mut Context<'_>,
         sink: &mut dyn Sink,
-        until: Instant,
+        limit: &mut TickLimit,
     ) -> Poll<io::Result<()>> {
         while let State::Place { head, data_bytes } = &mut self.state {
             if *data_bytes == 0 {
@@ -247,7 +251,7 @@ impl Receiver {
                 let (head, rest) = (std::mem::take(head), std::mem::take(&mut self.rest));
                 self.state = State::Head;
                 sink.frame(&head, beside?)?;
-                self.take(cx, sink, &rest, until)?;
+                self.take(cx, sink, &rest, limit)?;
                 continue;
             }
             let Poll::Ready(into) = sink.poll_place(cx, head, *data_bytes) else {
@@ -260,7 +264,7 @@ impl Receiver {
             let into = self.landing(sink, &head, (into?, data_bytes), &rest[..here]);
             self.state = State::Data { head, data_bytes, into };
             self.deliver_if_whole(sink)?;
-            self.take(cx, sink, &rest[here..], until)?;
+            self.take(cx, sink, &rest[here..], limit)?;
         }
         Poll::Ready(Ok(()))
     }
