@@ -43,6 +43,8 @@ pub(crate) enum Ids {
 /// An export.
 pub(crate) struct Core {
     pub(crate) options: PosixOptions,
+    /// Squashed callers that are in no batch job.
+    anonymous: Arc<Identity>,
     pub(crate) info: FsInfo,
     pub(crate) root: Arc<CachedInode>,
     pub(crate) ids: Ids,
@@ -158,6 +160,7 @@ impl Core {
             lanes,
             watch: ExportWatch::new(),
             outside: OutsideWatch::default(),
+            anonymous: options.squash.anonymous(),
             options,
         }))
     }
@@ -180,11 +183,15 @@ impl Core {
     pub(crate) fn caller(&self, cx: &Context, op: Op) -> SquashedCaller {
         // The server's own work, such as the reopening of a client's files after a restart, is not
         // squashed.
-        let who = if cx.internal { cx.who.clone() } else { self.options.squash.map(&cx.who) };
+        let who = if cx.internal { cx.who.clone() } else { self.squashed(&cx.who) };
         let makes = matches!(op, Op::Make | Op::Create | Op::Tmpfile);
         let umask = makes.then_some(cx.umask);
         let (thread, taker, internal) = (ClientThread::of(cx), cx.taker(), cx.internal);
         SquashedCaller { who, umask, thread, taker, internal, fence: cx.fence.clone() }
+    }
+
+    fn squashed(&self, who: &Arc<Identity>) -> Arc<Identity> {
+        self.options.squash.map(who, &self.anonymous)
     }
 
     /// Whether clients do not see this name in the directory `dir`.

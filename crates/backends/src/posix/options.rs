@@ -35,14 +35,27 @@ impl Squash {
 
     /// The identity here of the client's `who`. Group 0 of a caller that is not root is squashed
     /// with root.
-    pub fn map(self, who: &Arc<Identity>) -> Arc<Identity> {
-        let (uid, gid) = match self {
+    ///
+    /// `anonymous`: the identity of all who are squashed and in no batch job ([`Squash::anonymous`]).
+    pub fn map(self, who: &Arc<Identity>, anonymous: &Arc<Identity>) -> Arc<Identity> {
+        match self {
             Squash::None => return who.clone(),
-            Squash::Root(uid, gid) if who.is_root() => (uid, gid),
-            Squash::Root(_, gid) => return squash_group(who, gid),
-            Squash::All(uid, gid) => (uid, gid),
+            Squash::Root(_, gid) if !who.is_root() => return squash_group(who, gid),
+            Squash::Root(..) | Squash::All(..) => {}
+        }
+        match who.job.is_empty() {
+            true => anonymous.clone(), // a call takes no memory for it
+            false => Arc::new(Identity { job: who.job.clone(), ..(**anonymous).clone() }),
+        }
+    }
+
+    /// Who squashed callers are that are in no batch job, if there are any.
+    pub fn anonymous(self) -> Arc<Identity> {
+        let (uid, gid) = match self {
+            Squash::None => Squash::NOBODY,
+            Squash::Root(uid, gid) | Squash::All(uid, gid) => (uid, gid),
         };
-        Arc::new(Identity { uid, gid, groups: Box::default(), job: who.job.clone() })
+        Arc::new(Identity { uid, gid, ..Identity::default() })
     }
 }
 
@@ -189,26 +202,30 @@ mod tests {
     #[test]
     fn squashing_leaves_nothing_of_root() {
         let squash = Squash::Root(Uid(99), Gid(98));
-        let root = squash.map(&identity(0, 0, &[0, 4]));
+        let root = squash.map(&identity(0, 0, &[0, 4]), &squash.anonymous());
         assert_eq!((root.uid, root.gid, &*root.groups), (Uid(99), Gid(98), &[][..]));
-        let user = squash.map(&identity(5, 0, &[0, 4]));
+        let user = squash.map(&identity(5, 0, &[0, 4]), &squash.anonymous());
         assert_eq!((user.uid, user.gid, &*user.groups), (Uid(5), Gid(98), &[Gid(4)][..]));
         let other = identity(5, 6, &[7]);
-        assert!(Arc::ptr_eq(&squash.map(&other), &other));
+        assert!(Arc::ptr_eq(&squash.map(&other, &squash.anonymous()), &other));
     }
 
     #[test]
     fn a_user_is_who_the_identity_is() {
         for squash in [Squash::None, Squash::Root(Uid(9), Gid(8)), Squash::All(Uid(9), Gid(8))] {
             for who in [identity(0, 0, &[]), identity(5, 0, &[4]), identity(5, 6, &[])] {
-                assert_eq!(squash.user_of(&who), squash.map(&who).uid);
+                assert_eq!(squash.user_of(&who), squash.map(&who, &squash.anonymous()).uid);
             }
         }
     }
 
     #[test]
     fn squashing_all_keeps_the_job() {
-        let mapped = Squash::All(Uid(1), Gid(2)).map(&identity(5, 6, &[7]));
+        let squash = Squash::All(Uid(1), Gid(2));
+        let anonymous = squash.anonymous();
+        let mapped = squash.map(&identity(5, 6, &[7]), &anonymous);
         assert_eq!(*mapped, *identity(1, 2, &[]));
+        let without = Arc::new(Identity { job: "".into(), ..(*identity(5, 6, &[7])).clone() });
+        assert!(Arc::ptr_eq(&squash.map(&without, &anonymous), &anonymous));
     }
 }

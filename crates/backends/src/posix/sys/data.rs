@@ -7,7 +7,9 @@ use dray_core::{Allocate, Errno, Xflags};
 
 use super::{Sys, call};
 
-/// preadv2(2) into memory that need not be initialised; bytes read.
+/// preadv2(2) into memory that need not be initialised; bytes read. Without flags that is pread(2), which has no
+/// list of pieces to read and check. It goes around the C library, which takes atomic operations to let threads
+/// be cancelled there.
 pub(crate) fn read(
     fd: BorrowedFd<'_>,
     at: u64,
@@ -15,6 +17,12 @@ pub(crate) fn read(
     flags: i32,
 ) -> Sys<usize> {
     let at = i64::try_from(at).map_err(|_| Errno::EINVAL)?;
+    if flags == 0 {
+        let (fd, start, len) = (fd.as_raw_fd(), into.as_mut_ptr(), into.len());
+        // SAFETY: the kernel writes at most into.len() bytes behind its start.
+        let count = call(|| unsafe { libc::syscall(libc::SYS_pread64, fd, start, len, at) })?;
+        return Ok(count as usize);
+    }
     let part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
     // SAFETY: the kernel writes at most into.len() bytes behind its start.
     let count = call(|| unsafe { libc::preadv2(fd.as_raw_fd(), &part, 1, at, flags) })?;

@@ -25,7 +25,8 @@ impl CallerPolicy {
             Squash::Root(..) => cx.who.is_root() || cx.who.in_group(dray_core::Gid(0)),
             Squash::All(..) => true,
         };
-        replaces.then(|| Context { who: self.squash.map(&cx.who), ..cx.clone() })
+        let who = || self.squash.map(&cx.who, &self.squash.anonymous());
+        replaces.then(|| Context { who: who(), ..cx.clone() })
     }
 
     /// The user that the caller is above.
