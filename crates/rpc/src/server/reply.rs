@@ -33,6 +33,11 @@ impl Reply {
         Reply { data: Some(data), ..Reply::success(()) }
     }
 
+    /// Adds data, which go behind the results.
+    pub(super) fn add_data(&mut self, data: Buf) {
+        self.data = Some(data);
+    }
+
     pub(super) fn failure(error: &Error) -> Reply {
         Reply { head: ReplyHead::failure(0, error), ..Reply::success(()) }
     }

@@ -1,6 +1,7 @@
 //! A call in hand: whether it is carried out, and once, from its arrival to its answer.
 
 mod annotations;
+mod body;
 mod execution;
 #[cfg(test)]
 mod tests;
@@ -21,6 +22,7 @@ use crate::server::sabotage::Sabotage;
 use crate::server::service::Inner;
 use crate::server::session::{ServerSession, SlottedChange};
 use crate::wire::{Call, CallHead, CallRow, FileRef, Input, NO_SLOT, SessionChange};
+pub(super) use body::CallBody;
 use execution::Executed;
 
 /// A call from its arrival to its answer.
@@ -70,7 +72,7 @@ impl Refused {
 }
 
 impl CallInHand {
-    pub(super) async fn carry_out(self, body: Box<[u8]>, data: Option<Buf>) {
+    pub(super) async fn carry_out(self, body: CallBody, data: Option<Buf>) {
         let call = match Call::get(self.head.op, &mut Input(&body)) {
             Ok(call) => TypedCall { row: call.row(), call },
             Err(_) => {

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use dray_core::{Buf, Cancel, Class, Context, Counted, Errno, Error, GROUPS_MAX, SessionId, Via};
 
 use super::ServerSink;
-use super::call::CallInHand;
+use super::call::{CallBody, CallInHand};
 use crate::server::exactly_once::slots::Route;
 use crate::server::identities::KnownCaller;
 use crate::server::reply::Reply;
@@ -196,7 +196,7 @@ impl ServerSink {
             head,
             cx,
         };
-        dray_rt::poll_once_then_spawn(call.carry_out(Box::from(body), data));
+        dray_rt::poll_once_then_spawn(call.carry_out(CallBody::from(body), data));
         Ok(())
     }
 }

@@ -25,25 +25,28 @@ pub(super) async fn read(
     session: &ServerSession,
     cx: &Context,
     (handle, at, len_bytes): (u64, u64, u32),
-) -> Result<Reply> {
+) -> Result<Buf> {
     let file = || session.file(handle).ok_or_else(|| Error::new(Errno::EBADF));
     let len_bytes = (len_bytes as usize).min(dray_core::IO_MAX_BYTES);
     let span = Span::bytes(at, len_bytes as u64);
     let ranges = &session.export.ranges;
-    ranges.whole(file()?.id(), span).await;
+    if ranges.has_cut() {
+        // as good as never
+        ranges.whole(file()?.id(), span).await;
+    }
     let mut into = session.buffers.wait(len_bytes).await;
     if server.options.broken().is(Sabotage::ReadBuffers) && at == 0 {
         std::mem::forget(session.buffers.wait(1).await);
     }
     drop(into.split_off(len_bytes));
-    // Asked for once more: it may have been closed meanwhile.
+    // Not before the waits: it may have been closed meanwhile.
     let file = file()?;
     let unordered = server.options.broken().is(Sabotage::RangeLocks);
     let reading = if unordered { None } else { Some(ranges.read(file.id(), span).await) };
     let read = file.read(cx, at, into).await.map_err(|(error, _)| error)?;
     drop(reading);
     session.read_bytes.fetch_add(read.len() as u64, Ordering::Relaxed);
-    Ok(Reply::with_data(read.freeze()))
+    Ok(read.freeze())
 }
 
 pub(super) async fn write(

@@ -27,19 +27,21 @@ pub(super) use opening::{check_name, is_to_be_made};
 pub(super) use operands::{Files, ShownOperand, check_handles, span};
 pub(super) use replayed::{make_answered, note_made_again, open_replayed};
 
-/// Carries out a call. There is one arm for each operation: here the compiler asks how a new one is
-/// carried out. `flags`: those of its [`CallHead`](crate::wire::CallHead).
+/// Carries out a call, and leaves its answer in `reply`, which is one without results so far. A reply is large:
+/// the data of a read are put into it where it is. There is one arm for each operation: here the compiler asks
+/// how a new one is carried out. `flags`: those of its [`CallHead`](crate::wire::CallHead).
 pub(super) async fn run(
     server: &Inner,
     session: &ServerSession,
     cx: &Context,
     (call, flags, state): (&Call<'_>, u16, ChangeState<'_>),
     data: Option<Buf>,
-) -> Result<Reply> {
+    reply: &mut Reply,
+) -> Result<()> {
     let (fs, broken) = (&*session.export.fs, server.options.broken());
     let file = |handle| opened(session, state.files, handle);
     let amend = state.amend;
-    Ok(match *call {
+    *reply = match *call {
         Call::Lookup { dir, name } => Reply::success(fs.lookup(cx, dir, Name::new(name)?).await?),
         Call::LookupOpen { dir, name, how, handle } => {
             open_ahead::lookup_open(server, session, cx, (dir, name), (how, handle)).await?
@@ -123,7 +125,8 @@ pub(super) async fn run(
         Call::Listxattr { id } => counted::answer(session, || fs.listxattr(cx, id)).await?,
         Call::Removexattr { id, name } => Reply::success(fs.removexattr(cx, id, name).await?),
         Call::Read { handle, at, len_bytes } => {
-            file::read(server, session, cx, (handle, at, len_bytes)).await?
+            reply.add_data(file::read(server, session, cx, (handle, at, len_bytes)).await?);
+            return Ok(());
         }
         Call::Write { handle, how } => {
             let appends_at = amend.and_then(|amend| amend.append_at());
@@ -196,7 +199,8 @@ pub(super) async fn run(
             let change = (stamp, change, data.unwrap_or_default());
             file::redo(server, session, cx, &*file(handle)?, change).await?
         }
-    })
+    };
+    Ok(())
 }
 
 /// An open file: the one that the change has its range grant for, or else the one with the number

@@ -14,7 +14,8 @@ use super::{Span, Stamps};
 /// Independent parts of the table, so that threads rarely meet.
 const SHARDS: usize = 64;
 
-/// Queues without entries that a shard keeps for files to come, so that a call rarely takes memory.
+/// Queues without entries that a shard keeps for files to come, so that a call rarely takes memory. One more is
+/// that of its last unused file.
 /// The second number is the most entries that one of them has room for.
 const SPARE_MAX: usize = 8;
 const SPARE_ENTRIES_MAX: usize = 64;
@@ -33,6 +34,9 @@ struct Shard {
     /// Counts the changes that are under way, or wait to be.
     version: u64,
     files: IdMap<FileId, FileRanges>,
+    /// The file whose ranges were all given back last. It stays among the files until another one takes its
+    /// place, because its next call often comes soon.
+    last_unused: Option<FileId>,
     spare: Vec<FileRanges>,
 }
 
@@ -62,6 +66,7 @@ impl Default for RangeTable {
             // Another run of the server has other versions of files than the one before it.
             version: (random_u64() >> 1) | 1,
             files: IdMap::default(),
+            last_unused: None,
             spare: Vec::new(),
         };
         RangeTable {
@@ -83,14 +88,15 @@ impl Shard {
         self.files.entry(file).or_insert_with(|| spare.pop().unwrap_or_default())
     }
 
-    /// Forgets a file without granted or requested ranges.
-    fn forget_unused(&mut self, file: FileId) {
-        if !self.files.get(&file).is_some_and(FileRanges::is_unused) {
-            return;
-        }
-        let Some(ranges) = self.files.remove(&file) else { return };
-        let entries = ranges.changes.capacity().max(ranges.data.capacity());
-        if self.spare.len() < SPARE_MAX && entries <= SPARE_ENTRIES_MAX {
+    /// A file has neither granted nor requested ranges. Forgets the one before it.
+    fn note_unused(&mut self, file: FileId) {
+        let before = self.last_unused.replace(file).filter(|before| *before != file);
+        if let Some(before) = before
+            && self.files.get(&before).is_some_and(FileRanges::is_unused)
+            && let Some(ranges) = self.files.remove(&before)
+            && ranges.is_small()
+            && self.spare.len() < SPARE_MAX
+        {
             self.spare.push(ranges);
         }
     }
@@ -99,6 +105,11 @@ impl Shard {
 impl FileRanges {
     fn is_unused(&self) -> bool {
         self.changes.is_empty() && self.data.is_empty() && self.settling.is_empty()
+    }
+
+    /// Whether it has little memory, so that it may be kept.
+    fn is_small(&self) -> bool {
+        self.changes.capacity().max(self.data.capacity()) <= SPARE_ENTRIES_MAX
     }
 
     /// Whether no write is under way whose stamp is `upto` or an earlier one. The writes that wait
@@ -239,7 +250,7 @@ impl RangeTable {
     pub(super) fn release(&self, file: FileId, change: Option<Arrival>, data: Option<Arrival>) {
         let mut wakers = Vec::new();
         let mut shard = self.shard(file);
-        let ranges = shard.file(file);
+        let Some(ranges) = shard.files.get_mut(&file) else { return }; // it had not come to its queues
         if let Some(change) = change {
             ranges.changes.remove(change, &mut wakers);
         }
@@ -247,7 +258,11 @@ impl RangeTable {
             ranges.data.remove(data, &mut wakers);
             ranges.wake_settled(&mut wakers);
         }
-        shard.forget_unused(file);
+        match ranges.is_unused() {
+            true if ranges.is_small() => shard.note_unused(file),
+            true => drop(shard.files.remove(&file)),
+            false => {}
+        }
         drop(shard);
         wakers.into_iter().for_each(Waker::wake);
     }

@@ -179,10 +179,9 @@ impl CallInHand {
         }
         let shown = table.filter(|table| table.leases_writes()).map(|table| table.shows());
         let of_call = (call, self.head.flags, state);
-        *reply = match execute::run(server, session, &self.cx, of_call, data).await {
-            Ok(reply) => reply,
-            Err(error) => Reply::failure(&error),
-        };
+        if let Err(error) = execute::run(server, session, &self.cx, of_call, data, reply).await {
+            *reply = Reply::failure(&error);
+        }
         if let Some(shown) = shown {
             // In a box, so that other calls are no larger.
             Box::pin(self.show_anew(row, shown, since, reply)).await;
