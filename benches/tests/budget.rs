@@ -35,19 +35,19 @@ const fn budget(
 /// news. System calls are those of the epoll driver, at depth 1, over a Unix socket, whose
 /// small buffer splits the megabytes.
 const BUDGETS: [Budget; 17] = [
-    budget("lookup", 1.1, 4.1, 0.0, 1.0, 9.0),
+    budget("lookup", 1.1, 1.1, 0.0, 1.0, 9.0),
     // A projection of one server passes calls on.
-    budget("lookup_placed", 1.1, 4.1, 0.0, 1.0, 9.0),
-    budget("getattr", 1.1, 4.1, 0.0, 1.0, 9.0),
+    budget("lookup_placed", 1.1, 1.1, 0.0, 1.0, 9.0),
+    budget("getattr", 1.1, 1.1, 0.0, 1.0, 9.0),
     // A lookup and a getattr that are leased. A look at the server every five seconds may fall into it.
     budget("stat_leased", 2.1, 0.1, 0.0, 0.0, 0.1),
-    budget("read_4k", 1.1, 5.1, 8192.0, 1.0, 9.0),
-    budget("read_1m", 2.1, 6.1, 1_052_672.0, 1.0, 60.0),
-    budget("write_4k", 1.1, 7.1, 4096.0, 1.0, 9.0),
-    budget("write_1m", 2.1, 8.1, 8192.0, 1.0, 60.0),
+    budget("read_4k", 1.1, 2.1, 8192.0, 1.0, 9.0),
+    budget("read_1m", 2.1, 2.1, 1_052_672.0, 1.0, 60.0),
+    budget("write_4k", 1.1, 3.1, 4096.0, 1.0, 9.0),
+    budget("write_1m", 2.1, 4.1, 8192.0, 1.0, 60.0),
     // A close is a message without an answer. It waits for company, a few milliseconds at most. On
     // a busy machine that is over now and then, and takes a timer and a message of its own.
-    budget("open_close", 3.5, 9.5, 0.0, 1.0, 18.0),
+    budget("open_close", 3.5, 3.5, 0.0, 1.0, 18.0),
     // And an open file.
     budget("open_close_placed", 5.5, 9.5, 0.0, 1.0, 18.0),
     // Creation, close, lookup and removal.
@@ -59,12 +59,12 @@ const BUDGETS: [Budget; 17] = [
     budget("create_unlink_of_two", 11.5, 31.2, 0.0, 3.0, 36.0),
     // One more each for the intent that lets a restarted server tell what was applied.
     // At the client for the note of the name, by which a loss of power can be reported.
-    budget("create_close", 4.5, 18.0, 0.0, 1.0, 18.0),
+    budget("create_close", 4.5, 11.0, 0.0, 1.0, 18.0),
     // Creation and write. The answers bring the attributes of directory and file, which are looked up at the server
     // and leased.
     budget("small_file_leased", 11.5, 31.0, 4096.0, 2.0, 36.0),
-    budget("put_4k", 3.5, 22.0, 4096.0, 1.0, 9.0),
-    budget("remove", 2.1, 9.1, 0.0, 1.0, 9.0),
+    budget("put_4k", 3.5, 11.5, 4096.0, 1.0, 9.0),
+    budget("remove", 2.1, 5.1, 0.0, 1.0, 9.0),
 ];
 
 /// Calls that nobody made, for one that somebody did. What was changed half a minute ago is synced.
@@ -105,7 +105,7 @@ fn a_call_over_its_budget_is_noticed() {
     let cost = OperationCost {
         op: "read_4k",
         client_allocations: 2.0,
-        server_allocations: 5.0,
+        server_allocations: 2.0,
         client_allocated_bytes: 0.0,
         server_allocated_bytes: 0.0,
         copied_bytes: 8192.0,

@@ -298,26 +298,24 @@ impl RingRequest {
     /// The first `size` bytes of the payload, shared from now on.
     pub(crate) fn data(&self, size: usize) -> Buf {
         let size = size.min(self.payload_len);
+        self.entry.mail().lent = true;
+        let lease = Arc::new(Lease(self.entry.clone()));
         // SAFETY: filled by the kernel, in place while the area lives, and not written
         // before the lease is dropped.
-        unsafe { Buf::over(self.entry.slot.payload, size, self.lend()) }
+        unsafe { Buf::over(self.entry.slot.payload, size, lease) }
     }
 
     /// The payload, to be filled with up to `size` bytes.
     pub(crate) fn read_buffer(&self, size: usize) -> BufMut {
-        if self.payload_len > 0 || self.entry.mail().lent {
+        if self.payload_len > 0 || std::mem::replace(&mut self.entry.mail().lent, true) {
             return BufMut::heap(size); // it is in use
         }
         let size = size.min(PAYLOAD_BYTES);
         self.entry.used.takes(size);
+        let lease = Arc::new(Lease(self.entry.clone()));
         // SAFETY: in place while the area lives; the request has no bytes in it, and
         // nobody else uses it before the lease is dropped.
-        unsafe { BufMut::over(self.entry.slot.payload, size, self.lend()) }
-    }
-
-    fn lend(&self) -> Arc<dyn Memory> {
-        self.entry.mail().lent = true;
-        Arc::new(Lease(self.entry.clone()))
+        unsafe { BufMut::over(self.entry.slot.payload, size, lease) }
     }
 }
 

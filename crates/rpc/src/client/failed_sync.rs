@@ -74,8 +74,9 @@ impl ClientSession {
             }
         }
         let call = Call::Sync { handle, data_only: false };
-        let synced =
-            channel.call(OutgoingCall::of(&cx, &call), |bytes| Input::whole::<()>(bytes)).await;
+        let synced = channel
+            .call(&mut OutgoingCall::of(&cx, &call), |bytes| Input::whole::<()>(bytes))
+            .await;
         self.link.close_later(self, handle);
         match synced {
             Ok(CallAnswer { made, .. }) => {

@@ -190,7 +190,7 @@ impl RemoteFile {
         let request = self.session.link.request_of(cx);
         let (file, flags) = (Some(self.id), if data.is_some() { self.flags_of_write() } else { 0 });
         let ask = OutgoingCall { request, data, file, to, flags, ..OutgoingCall::of(cx, call) };
-        let answer = self.call(ask.in_slot(slot)).await;
+        let answer = self.call(&mut ask.in_slot(slot)).await;
         answer.map_err(|failure| error_of(failure).during(call.op()))
     }
 
@@ -212,48 +212,49 @@ impl RemoteFile {
         })
     }
 
-    /// Calls, and if the server has lost the file, opens it again and repeats the call.
+    /// Calls, and if the server has lost the file, opens it again and repeats the call. Data and buffer are taken
+    /// out of `ask`.
     pub(super) async fn call<T: for<'b> Wire<'b>>(
         &self,
-        mut ask: OutgoingCall<'_>,
+        ask: &mut OutgoingCall<'_>,
     ) -> std::result::Result<CallAnswer<T>, (CallFailure, Option<BufMut>)> {
         ask.looked_at = true;
         let (mut tries, mut instance) = (0, self.session.link.server().instance);
         while tries < REOPEN_TRIES {
             let known = self.session.link.held.check(ask.cx, self.handle);
             if let Err(error) = self.within_limit(known).await {
-                return Err((CallFailure::Error(error), ask.into));
+                return Err((CallFailure::Error(error), ask.into.take()));
             }
             let channel = match self.session.channel() {
                 Ok(channel) => channel,
-                Err(error) => return Err((CallFailure::Error(error), ask.into)),
+                Err(error) => return Err((CallFailure::Error(error), ask.into.take())),
             };
-            let again = OutgoingCall { data: ask.data.clone(), into: None, ..ask };
+            let data = ask.data.clone();
             let outcome = channel.call(ask, |bytes| Input::whole(bytes)).await;
             let Err((CallFailure::UnknownHandle, into)) = outcome else { return outcome };
-            if let Err(error) = self.open_again(&again).await {
+            if let Err(error) = self.open_again(ask).await {
                 return Err((CallFailure::Error(error), into));
             }
-            ask = OutgoingCall { into, ..again };
+            (ask.data, ask.into) = (data, into);
             // A wait may outlast any number of servers.
             let now = self.session.link.server().instance;
             tries = if instance == now { tries + 1 } else { 0 };
             instance = now;
         }
-        Err((CallFailure::UnknownHandle, ask.into))
+        Err((CallFailure::UnknownHandle, ask.into.take()))
     }
 
     /// Reads by one call.
     pub(super) async fn read_whole(&self, cx: &Context, at: u64, into: BufMut) -> Io<BufMut> {
         let len_bytes = into.room().min(dray_core::IO_MAX_BYTES) as u32;
         let call = Call::Read { handle: self.handle, at, len_bytes };
-        let ask = OutgoingCall {
+        let mut ask = OutgoingCall {
             request: self.session.link.request_of(cx),
             into: Some(into),
             ..OutgoingCall::of(cx, &call)
         };
         let lost = || BufMut::heap(0);
-        match self.call::<()>(ask).await {
+        match self.call::<()>(&mut ask).await {
             Ok(answer) => {
                 self.session.link.leases.was_read(self.id);
                 Ok(answer.data.unwrap_or_else(lost))
@@ -359,14 +360,14 @@ impl OpenFile for RemoteFile {
             let (held, asked) = (leases.held(self.id), leases.asking());
             // A page is larger than a head may be: it comes as data.
             let call = Call::Readdir { handle: self.handle, cookie, max_bytes, plus };
-            let ask = OutgoingCall {
+            let mut ask = OutgoingCall {
                 request: self.session.link.request_of(cx),
                 into: Some(BufMut::heap(PAGE_MAX_BYTES)),
                 flags: if plus && leases.wants_absences() { CallHead::WANTS_ABSENCES } else { 0 },
                 ..OutgoingCall::of(cx, &call)
             };
             let answer: CallAnswer<()> =
-                self.call(ask).await.map_err(crate::client::channel::error_of)?;
+                self.call(&mut ask).await.map_err(crate::client::channel::error_of)?;
             let bytes = answer.data.unwrap_or_else(|| BufMut::heap(0));
             let (mut page, absent) = get_page(bytes.filled())
                 .map_err(|_| Error::new(Errno::EPROTO).because("malformed directory page"))?;

@@ -172,9 +172,9 @@ impl RemoteFs {
     ) -> Result<CallAnswer<T>> {
         self.must_have(cx, call.op()).await?;
         let request = self.session.link.request_of(cx);
-        let ask = OutgoingCall { request, data, ..OutgoingCall::of(cx, call) }.in_slot(slot);
+        let mut ask = OutgoingCall { request, data, ..OutgoingCall::of(cx, call) }.in_slot(slot);
         let channel = self.session.channel()?;
-        let outcome = channel.call(ask, |bytes| Input::whole(bytes)).await;
+        let outcome = channel.call(&mut ask, |bytes| Input::whole(bytes)).await;
         outcome.map_err(|failure| error_of(failure).during(call.op()))
     }
 

@@ -79,8 +79,8 @@ impl Replay {
         call: &Call<'_>,
         data: Option<Buf>,
     ) -> std::result::Result<Result<T>, ServerGone> {
-        let ask = OutgoingCall { data, ..OutgoingCall::of(cx, call) };
-        let outcome = self.channel.call(ask, |bytes| Input::whole(bytes)).await;
+        let mut ask = OutgoingCall { data, ..OutgoingCall::of(cx, call) };
+        let outcome = self.channel.call(&mut ask, |bytes| Input::whole(bytes)).await;
         if self.is_over() { Err(ServerGone) } else { Ok(value_of(outcome)) }
     }
 

@@ -68,8 +68,10 @@ impl RemoteFile {
         let call = |at, len_bytes: usize| Call::Read { handle, at, len_bytes: len_bytes as u32 };
         let (first, second) = (call(at, half), call(at.saturating_add(half as u64), room - half));
         let (first, second) = both(
-            self.call(self.half(cx, &first, into, 0)),
-            other.call(self.half(cx, &second, rest, CallHead::REST), |bytes| Input::whole(bytes)),
+            self.call(&mut self.half(cx, &first, into, 0)),
+            other.call(&mut self.half(cx, &second, rest, CallHead::REST), |bytes| {
+                Input::whole(bytes)
+            }),
         )
         .await;
         join(first, second, (half, room), beyond)

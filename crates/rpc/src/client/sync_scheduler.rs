@@ -41,8 +41,8 @@ impl ClientSession {
         // The call has a number, so that the server recognizes it if its answer is lost.
         let request = self.link.own_handle();
         let call = Call::SyncAll {};
-        let ask = OutgoingCall { request, ..OutgoingCall::of(cx, &call) };
-        let answer = self.channel()?.call(ask, |bytes| Input::whole::<()>(bytes)).await;
+        let mut ask = OutgoingCall { request, ..OutgoingCall::of(cx, &call) };
+        let answer = self.channel()?.call(&mut ask, |bytes| Input::whole::<()>(bytes)).await;
         let answer = answer.map_err(|failure| error_of(failure).during(Op::SyncAll));
         let failed = answer.as_ref().is_err_and(|error| error.fate() == Fate::Final);
         if failed && self.link.is_wanted() {

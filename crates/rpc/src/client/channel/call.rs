@@ -181,11 +181,11 @@ pub(crate) enum CallFailure {
 }
 
 impl Channel {
-    /// Sends a call and waits for its answer; over reconnections, if need be. The
-    /// buffer to read into comes back with a failure too.
+    /// Sends a call and waits for its answer; over reconnections, if need be. Its data and buffer are taken
+    /// out of `ask`. The buffer to read into comes back with a failure too.
     pub(crate) async fn call<T>(
         &self,
-        ask: OutgoingCall<'_>,
+        ask: &mut OutgoingCall<'_>,
         decode: impl Fn(&[u8]) -> std::result::Result<T, Malformed>,
     ) -> std::result::Result<CallAnswer<T>, (CallFailure, Option<BufMut>)> {
         let waited = self.wait(ask).await?;
@@ -201,10 +201,10 @@ impl Channel {
     /// part in is here and in [`Channel::finish`], so that it is compiled once.
     async fn wait(
         &self,
-        ask: OutgoingCall<'_>,
+        ask: &mut OutgoingCall<'_>,
     ) -> std::result::Result<WaitOutcome, (CallFailure, Option<BufMut>)> {
         let cx = ask.cx;
-        let limit = self.limit_of(&ask);
+        let limit = self.limit_of(ask);
         let began = limit.map(|limit| (limit, ask.began.unwrap_or_else(now)));
         let lock = match ask.traits.session {
             SessionChange::Locks { handle, waits_for } => waits_for.map(|lock| (handle, lock)),
@@ -213,9 +213,9 @@ impl Channel {
             | SessionChange::Reopens(_)
             | SessionChange::Closes(_) => None,
         };
-        let tag = match self.begin(ask).await {
+        let tag = match self.begin(ask, limit).await {
             Ok(tag) => tag,
-            Err((error, into)) => return Err((CallFailure::Error(error), into)),
+            Err(error) => return Err((CallFailure::Error(error), ask.into.take())),
         };
         let mark = began.map(|(limit, _)| (self.mark(), limit));
         let mut guard = CallGuard::new(self, tag, lock.is_some());
@@ -244,14 +244,10 @@ impl Channel {
 
     /// Sends the call once there is a tag for it. Tags of calls that nobody answers are not
     /// free again, so that this has its limit, too.
-    async fn begin(
-        &self,
-        ask: OutgoingCall<'_>,
-    ) -> std::result::Result<u32, (Error, Option<BufMut>)> {
+    async fn begin(&self, ask: &mut OutgoingCall<'_>, limit: Option<Duration>) -> Result<u32> {
         let (cx, class, waited) =
             (ask.cx, ask.class(), ask.began.map_or(Duration::ZERO, |began| began.elapsed()));
-        let limit = self.limit_of(&ask);
-        let (mut ask, mut session) = (Some(ask), None);
+        let mut session = None;
         let mut place = TagWait { channel: self, class, number: None };
         let begun = poll_fn(|task| {
             let mut state = self.lock();
@@ -260,7 +256,6 @@ impl Channel {
             }
             let session = *session.get_or_insert(state.session);
             if let Some(tag) = state.take_tag(class, &mut place.number) {
-                let ask = ask.take().expect("given until it is ready");
                 self.send_first(&mut state, tag, ask, session);
                 return Poll::Ready(Ok(tag));
             }
@@ -271,7 +266,7 @@ impl Channel {
             }
             Poll::Pending
         });
-        let begun = match limit {
+        match limit {
             None => begun.await,
             Some(limit) => {
                 timeout(limit.saturating_sub(waited), begun).await.unwrap_or_else(|_| {
@@ -279,13 +274,11 @@ impl Channel {
                     Err(late.because("the server did not answer within the mount's timeout"))
                 })
             }
-        };
-        drop(place);
-        begun.map_err(|error| (error, ask.and_then(|ask| ask.into)))
+        }
     }
 
     /// `session`: the one in which it was begun.
-    fn send_first(&self, state: &mut State, tag: u32, mut ask: OutgoingCall<'_>, session: u64) {
+    fn send_first(&self, state: &mut State, tag: u32, ask: &mut OutgoingCall<'_>, session: u64) {
         ask.flags |= if self.replays { CallHead::RECOVERY } else { 0 };
         let ChangeNotes { rights, leases } = &self.notes;
         let changing = ask.traits.takes_rights.then(|| rights.change());

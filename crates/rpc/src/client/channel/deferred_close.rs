@@ -80,8 +80,8 @@ impl Channel {
     async fn close_in_any_way(self: &Arc<Channel>, handle: u64) {
         let (cx, call) = (Context::system(), Call::Close { handle });
         while !self.is_shut() && !self.close(handle) {
-            let ask = OutgoingCall { patient: true, ..OutgoingCall::of(&cx, &call) };
-            let closed = self.call(ask, |bytes| Input::whole::<()>(bytes)).await;
+            let mut ask = OutgoingCall { patient: true, ..OutgoingCall::of(&cx, &call) };
+            let closed = self.call(&mut ask, |bytes| Input::whole::<()>(bytes)).await;
             let is_open = value_of(closed).is_err_and(|error| error.fate() != Fate::Final);
             if !is_open {
                 return;
@@ -154,7 +154,7 @@ mod tests {
                 let opening = dray_rt::spawn_join(async move {
                     let (id, how) = (FileId { ino: 1, generation: 1 }, OpenHow::READ);
                     let call = Call::Open { id, how, handle: 100, again: false };
-                    asks.call(OutgoingCall::of(&cx, &call), |_| Ok(())).await.is_ok()
+                    asks.call(&mut OutgoingCall::of(&cx, &call), |_| Ok(())).await.is_ok()
                 });
                 dray_rt::yield_now().await;
                 (1..=closes as u64).for_each(|handle| assert!(channel.close(handle)));

@@ -202,8 +202,8 @@ mod tests {
                 let asks = channel.clone();
                 let reader = spawn_join(async move {
                     let call = Call::Read { handle: 5, at: 0, len_bytes: 1 };
-                    let ask = OutgoingCall { looked_at: true, ..OutgoingCall::of(&cx, &call) };
-                    let outcome = asks.call(ask, |_| Ok(())).await;
+                    let mut ask = OutgoingCall { looked_at: true, ..OutgoingCall::of(&cx, &call) };
+                    let outcome = asks.call(&mut ask, |_| Ok(())).await;
                     assert!(matches!(outcome, Err((CallFailure::UnknownHandle, _))));
                 });
                 dray_rt::yield_now().await;

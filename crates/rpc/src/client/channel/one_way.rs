@@ -242,7 +242,7 @@ impl State {
     fn close_with_answer(&mut self, handle: u64) -> Option<u32> {
         let tag = self.take_tag(TagClass::Needed, &mut None)?;
         let (cx, call) = (Context::system(), Call::Close { handle });
-        self.ask(tag, OutgoingCall::of(&cx, &call), self.session);
+        self.ask(tag, &mut OutgoingCall::of(&cx, &call), self.session);
         let pending = &mut self.calls[tag as usize];
         pending.phase = Phase::Abandoned;
         pending.closes = handle;
@@ -275,7 +275,7 @@ mod tests {
         let channel = channel.clone();
         spawn(async move {
             let (cx, call) = (Context::system(), Call::Statfs {});
-            let _ = channel.call(OutgoingCall::of(&cx, &call), |_| Ok(())).await;
+            let _ = channel.call(&mut OutgoingCall::of(&cx, &call), |_| Ok(())).await;
         });
     }
 

@@ -120,8 +120,8 @@ impl State {
         Some(tag)
     }
 
-    /// Sends a call that was begun in `session`.
-    pub(super) fn ask(&mut self, tag: u32, ask: OutgoingCall<'_>, session: u64) {
+    /// Sends a call that was begun in `session`. Takes its data and buffer out of `ask`.
+    pub(super) fn ask(&mut self, tag: u32, ask: &mut OutgoingCall<'_>, session: u64) {
         let (slot, sequence) = ask.slot.unwrap_or((NO_SLOT, 0));
         let caller = CallerAtNode::of(ask.cx, self.node);
         let identity = self.identities.index(&caller);
@@ -149,8 +149,8 @@ impl State {
         ask.call.put(&mut pending.message);
         pending.phase = Phase::Asked;
         pending.caller = Some(caller);
-        pending.data = ask.data;
-        pending.into = ask.into;
+        pending.data = ask.data.take();
+        pending.into = ask.into.take();
         pending.receiver = None;
         pending.number = self.sent;
         pending.slot = ask.slot.map(|(slot, _)| slot);
@@ -322,12 +322,12 @@ mod tests {
             let caller = channel.clone();
             let writing = spawn_join(async move {
                 let (cx, call) = (Context::system(), Call::Write { handle: 1, how: Write::at(0) });
-                let ask = OutgoingCall {
+                let mut ask = OutgoingCall {
                     slot: Some((0, 1)),
                     data: Some(data),
                     ..OutgoingCall::of(&cx, &call)
                 };
-                caller.call(ask, |bytes| Input::whole::<u32>(bytes)).await.is_ok()
+                caller.call(&mut ask, |bytes| Input::whole::<u32>(bytes)).await.is_ok()
             });
             yield_now().await;
             let second = Arc::new(StalledPeer::default());
@@ -364,8 +364,8 @@ mod tests {
             let reading = spawn_join(async move {
                 let cx = Context { cancel: Some(of_caller), ..Context::system() };
                 let call = Call::Read { handle: 1, at: 0, len_bytes: 4 };
-                let ask = OutgoingCall { into: Some(into), ..OutgoingCall::of(&cx, &call) };
-                caller.call(ask, |bytes| Input::whole::<()>(bytes)).await.is_ok()
+                let mut ask = OutgoingCall { into: Some(into), ..OutgoingCall::of(&cx, &call) };
+                caller.call(&mut ask, |bytes| Input::whole::<()>(bytes)).await.is_ok()
             });
             yield_now().await;
             let mut answer = Vec::new();
@@ -422,9 +422,9 @@ mod tests {
                 let how = Write { append, ..Write::at(0) };
                 spawn_join(async move {
                     let (cx, call) = (Context::system(), Call::Write { handle: 1, how });
-                    let ask =
+                    let mut ask =
                         OutgoingCall { slot: Some((slot, 1)), ..OutgoingCall::of(&cx, &call) };
-                    caller.call(ask, |bytes| Input::whole::<u32>(bytes)).await.is_ok()
+                    caller.call(&mut ask, |bytes| Input::whole::<u32>(bytes)).await.is_ok()
                 })
             };
             let (_write, append) = (write(0, false), write(1, true));

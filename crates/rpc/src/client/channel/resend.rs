@@ -183,7 +183,7 @@ mod tests {
         let channel = channel.clone();
         spawn(async move {
             let (cx, call) = (Context { cancel, ..Context::system() }, Call::Statfs {});
-            let _ = channel.call(OutgoingCall::of(&cx, &call), |_| Ok(())).await;
+            let _ = channel.call(&mut OutgoingCall::of(&cx, &call), |_| Ok(())).await;
         });
         sleep(WAIT_MAX / 100).await;
     }

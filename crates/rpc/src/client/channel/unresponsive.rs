@@ -174,7 +174,7 @@ impl Channel {
         Box::pin(async move {
             let (cx, call) = (Context::system(), Call::TestLock { handle, lock });
             let mark = self.mark();
-            let asked = self.call(OutgoingCall::of(&cx, &call), |_| Ok(())).await;
+            let asked = self.call(&mut OutgoingCall::of(&cx, &call), |_| Ok(())).await;
             asked.is_ok() || self.lock().heard != mark.heard
         })
     }

@@ -94,7 +94,7 @@ pub(crate) async fn reopen(
 
 async fn ask(channel: &Channel, cx: &Context, call: Call<'_>) -> Result<Option<Ticket>> {
     let decode = |bytes: &[u8]| Input::whole::<Option<AtOpen>>(bytes).map(drop);
-    let answer = channel.call(OutgoingCall::of(cx, &call), decode).await;
+    let answer = channel.call(&mut OutgoingCall::of(cx, &call), decode).await;
     answer.map(|answer| answer.made.ticket).map_err(error_of)
 }
 

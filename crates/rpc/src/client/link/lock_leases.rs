@@ -87,8 +87,8 @@ impl Link {
         let cx = Context::system().on_behalf_of(lock.owner.node);
         while self.held.gives_back_lock_lease(id, back) {
             let call = Call::Lock { handle, lock, wait: false, purpose };
-            let ask = OutgoingCall { patient: true, ..OutgoingCall::of(&cx, &call) };
-            match value_of::<()>(channel.call(ask, |bytes| Input::whole(bytes)).await) {
+            let mut ask = OutgoingCall { patient: true, ..OutgoingCall::of(&cx, &call) };
+            match value_of::<()>(channel.call(&mut ask, |bytes| Input::whole(bytes)).await) {
                 Err(error) if error.errno() == Errno::EHOSTDOWN => sleep(BACKOFF_LAST).await,
                 Ok(()) => return,
                 // Another server does not know the open file: the lock is reclaimed there.

@@ -187,7 +187,7 @@ impl Link {
                     _ => {
                         let call =
                             Call::Lock { handle, lock, wait: false, purpose: LockPurpose::Reclaim };
-                        value_of(channel.call(OutgoingCall::of(&cx, &call), |_| Ok(())).await)
+                        value_of(channel.call(&mut OutgoingCall::of(&cx, &call), |_| Ok(())).await)
                     }
                 };
                 if self.server().instance != instance {

@@ -51,8 +51,8 @@ impl Link {
         let _ = self.held.lock_lease_back(&cx, id).await;
         for lock in self.held.known(id, lock) {
             let call = Call::Lock { handle, lock, wait: false, purpose: LockPurpose::Program };
-            let ask = OutgoingCall { patient: true, ..OutgoingCall::of(&cx, &call) };
-            value_of::<()>(channel.call(ask, |bytes| Input::whole(bytes)).await)?;
+            let mut ask = OutgoingCall { patient: true, ..OutgoingCall::of(&cx, &call) };
+            value_of::<()>(channel.call(&mut ask, |bytes| Input::whole(bytes)).await)?;
         }
         Ok(())
     }
