@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dray_bench::args::BenchArgs;
+use dray_bench::at_home::AtHome;
 use dray_bench::field::StatusFields;
 use dray_bench::load::{Daemons, RunLength, RunSample};
 use dray_bench::measure::Printer;
@@ -15,12 +16,14 @@ use dray_bench::{
     CommandResult, aggregate, audit, batch, context, counters, hoard, idle, inetd, layers,
     lock_waiters, many, null_mount, plot, qos, relay, report, sessions, tcp,
 };
+use dray_layers::placement::ServerIndex;
 
 /// Runs one command. An empty error asks for the usage.
 pub fn run(command: &str, args: &BenchArgs) -> CommandResult {
     match command {
         "load" => load(args),
         "fill" => fill(args),
+        "at-home" => at_home(args),
         "tcp" => raw_tcp(args),
         "tcp-serve" => tcp::serve(tcp::Setup {
             pin_cpu: args.get("pin").and_then(|cpu| cpu.parse().ok()),
@@ -81,7 +84,10 @@ fn file_bytes(args: &BenchArgs) -> CommandResult<u64> {
 }
 
 /// `load --dir DIR|--nfs URL [--secs S | --count N] [--names N] [--file-mib M]
-/// [--client PIDS] [--server PIDS] [--status COMMAND --fields NAME=PATH,...] WORKLOAD[:JOBS]...`
+/// [--client PIDS] [--server PIDS] [--status COMMAND --fields NAME=PATH,...]
+/// [--projections FILE --store DIR] WORKLOAD[:JOBS]...`
+///
+/// With `--projections` the files stay on one server of the projection: `--store` is DIR as the servers have it.
 ///
 /// With `--count` the counters are read and not the clocks: round trips and whatever else
 /// `--status` tells, and system calls of the daemons.
@@ -90,10 +96,12 @@ fn load(args: &BenchArgs) -> CommandResult {
     let daemons = Daemons { client: args.pids("client")?, server: args.pids("server")? };
     let until = RunLength::Time(Duration::from_secs_f64(args.number("secs", 2.0)?));
     let names = args.number("names", 4000)?;
+    let at_home = files_at_home(args)?;
     for spec in args.plain() {
         let (name, jobs) = spec.split_once(':').unwrap_or((spec, "1"));
         let jobs = jobs.parse().map_err(|_| format!("{spec}: no number of jobs"))?;
-        let run = Run { place: &place, jobs, until, file_bytes, names, daemons: &daemons };
+        let (daemons, at_home) = (&daemons, at_home.as_ref());
+        let run = Run { place: &place, jobs, until, file_bytes, names, daemons, at_home };
         let label = if jobs == 1 { name.to_owned() } else { format!("{name}_j{jobs}") };
         match args.get("count") {
             Some(_) => count_load(args, &printer, run, name).map_err(context(&label))?,
@@ -118,7 +126,7 @@ fn count_load(args: &BenchArgs, printer: &Printer, run: Run, name: &str) -> Comm
         StatusFields::new(args.get("status").unwrap_or(""), args.get("fields").unwrap_or(""));
     let listing = name.starts_with("readdir");
     let once = |count: u64| -> CommandResult<Counts> {
-        workload::prepare_names(run.place, name, count)?;
+        workload::prepare_names(run.place, name, count, run.at_home)?;
         count_once(&Run { until: RunLength::Count(count), names: count, ..run }, name, &fields)
     };
     // A listing is one operation; the empty run before it takes off what status costs.
@@ -170,10 +178,28 @@ fn count_once(run: &Run, name: &str, fields: &StatusFields) -> CommandResult<Cou
     Ok(Counts { fields: fields.collect(), client_calls, server_calls })
 }
 
-/// `fill --dir DIR|--nfs URL [--jobs N] [--file-mib M] [--with-names yes]`
+/// Where the files of a run stay on one server; none: they may be anywhere.
+fn files_at_home(args: &BenchArgs) -> CommandResult<Option<AtHome>> {
+    let Some(projections) = args.get("projections") else { return Ok(None) };
+    AtHome::new(Path::new(projections), Path::new(args.need("store")?)).map(Some)
+}
+
+/// `at-home --projections FILE --store DIR`
+///
+/// Makes the directory, which has names and attributes at the server of the names beside it. Prints the number of that
+/// server, from 0 on.
+fn at_home(args: &BenchArgs) -> CommandResult {
+    let (projections, dir) = (args.need("projections")?, args.need("store")?);
+    let ServerIndex(server) = AtHome::make(Path::new(projections), Path::new(dir))?;
+    println!("{server}");
+    Ok(())
+}
+
+/// `fill --dir DIR|--nfs URL [--jobs N] [--file-mib M] [--with-names yes] [--projections FILE --store DIR]`
 fn fill(args: &BenchArgs) -> CommandResult {
     let place = place(args)?;
-    workload::fill(&place, args.number("jobs", 4)?, file_bytes(args)?)?;
+    let at_home = files_at_home(args)?;
+    workload::fill(&place, args.number("jobs", 4)?, file_bytes(args)?, at_home.as_ref())?;
     match (&place, args.get("with-names")) {
         (FileLocation::Directory(dir), Some(_)) => workload::fill_names(dir),
         _ => Ok(()),

@@ -5,11 +5,12 @@
 //! must not know how dray is built inside. It sees a mount as any other directory, a daemon as a
 //! process id, and `dray status --json` as text. Only [`counters`], [`sessions`], [`lock_waiters`],
 //! [`hoard`] and [`many`] speak the wire themselves, as a client would. [`batch`] is a program with the client
-//! library, and [`null_mount`] uses the front end alone.
+//! library, and [`null_mount`] uses the front end alone. [`at_home`] knows which server of a projection has a file.
 
 pub mod aggregate;
 pub mod alloc;
 pub mod args;
+pub mod at_home;
 pub mod audit;
 pub mod batch;
 pub mod counters;

@@ -11,6 +11,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 const USAGE: &str = "usage: dray-bench COMMAND ...
   load      one or more workloads on a directory or an NFS export
   fill      makes the files and names that workloads use
+  at-home   makes a directory whose files stay on one server of a projection
   tcp       the raw TCP denominators
   null-mount     serves the null file system through FUSE: FUSE's part of every operation
   idle      wake-ups and resident memory of processes

@@ -26,6 +26,7 @@ use std::ffi::CString;
 use std::fs;
 use std::path::Path;
 
+use crate::at_home::AtHome;
 use crate::load::{Daemons, Prepare, RunLength, RunSample, run};
 use crate::target::{FileCalls, FileLocation, OpenKind};
 use crate::{CommandResult, context};
@@ -53,6 +54,8 @@ pub struct Run<'a> {
     pub names: u64,
     /// The daemons whose CPU time counts.
     pub daemons: &'a Daemons,
+    /// Where `create` makes files that stay on one server of a projection; none: anywhere.
+    pub at_home: Option<&'a AtHome>,
 }
 
 /// Memory aligned as `O_DIRECT` wants it.
@@ -90,13 +93,21 @@ fn names(target: &dyn FileCalls, prefix: &str, count: u64) -> Vec<CString> {
 }
 
 /// Makes the jobs' files, where they are not there in this size, and the small ones.
-pub fn fill(place: &FileLocation, jobs: usize, file_bytes: u64) -> CommandResult {
-    let target = place.target()?;
+pub fn fill(
+    place: &FileLocation,
+    jobs: usize,
+    file_bytes: u64,
+    at_home: Option<&AtHome>,
+) -> CommandResult {
+    let (target, mut numbers) = (place.target()?, at_home.map(AtHome::numbers));
     let mut block = Aligned::new(BLOCK_BYTES);
     for job in 0..jobs {
         let path = target.path(&file_name(job));
         if target.stat(&path).ok() == Some(file_bytes) {
             continue;
+        }
+        if let Some(numbers) = &mut numbers {
+            numbers.pass_over().map_err(context("fill"))?;
         }
         let file = target.open(&path, OpenKind::Fill).map_err(context("fill"))?;
         for at in (0..file_bytes).step_by(BLOCK_BYTES) {
@@ -108,14 +119,24 @@ pub fn fill(place: &FileLocation, jobs: usize, file_bytes: u64) -> CommandResult
 }
 
 /// Makes sure that the names that `workload` works on are there, or are not.
-pub fn prepare_names(place: &FileLocation, workload: &str, count: u64) -> CommandResult {
-    let target = place.target()?;
+pub fn prepare_names(
+    place: &FileLocation,
+    workload: &str,
+    count: u64,
+    at_home: Option<&AtHome>,
+) -> CommandResult {
+    let (target, mut numbers) = (place.target()?, at_home.map(AtHome::numbers));
     for path in names(&*target, NAME_PREFIX, count) {
         match workload {
             "create" | "create_write_close" => {
                 let _ = target.unlink(&path); // most are not there
             }
             "stat_cold" | "open_close" | "unlink" => {
+                if let Some(numbers) = &mut numbers
+                    && target.stat(&path).is_err()
+                {
+                    numbers.pass_over().map_err(context("prepare"))?;
+                }
                 target.open(&path, OpenKind::Fill).map(drop).map_err(context("prepare"))?;
             }
             _ => return Ok(()),
@@ -281,18 +302,24 @@ impl Run<'_> {
     }
 
     fn create(&self, write_bytes: usize) -> CommandResult<RunSample> {
-        self.counted(&|target, _| {
+        let sample = self.counted(&|target, _| {
             let paths = names(&*target, NAME_PREFIX, self.names);
+            let mut numbers = self.at_home.map(AtHome::numbers);
             let mut page = Aligned::new(PAGE_BYTES);
             target.stat(&target.path("")).map_err(context("root"))?;
             Ok(Box::new(move |op| {
+                if let Some(numbers) = &mut numbers {
+                    numbers.pass_over()?;
+                }
                 let file = target.open(&paths[op as usize], OpenKind::Create)?;
                 match write_bytes {
                     0 => Ok(0),
                     bytes => whole(file.write_at(page.bytes(bytes), 0)?, bytes),
                 }
             }))
-        })
+        })?;
+        self.at_home.map_or(Ok(()), AtHome::check)?;
+        Ok(sample)
     }
 
     /// Does the same with one name after the other, none of which the kernel remembers. What it

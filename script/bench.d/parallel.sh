@@ -183,30 +183,46 @@ part_opens() {
     done
 }
 
-# What placement costs a request that stays on one server: the same server with and without it. A request is one of
-# the kernel to the mount. A read is 1, a stat 2, an open and close 4, a create and unlink 6. `placement_cpu_us` is the
-# largest of the four quotients.
+# What placement costs a request that stays on one server: the same server without it, as the only one of a
+# projection, and as one of two. A request is one of the kernel to the mount. A read is 1, a stat 2, an open and close 4,
+# a create and unlink 6. `placement_cpu_us` is the largest quotient of these four, of one server and of two. Of two servers
+# all files are at one (dray-bench at-home), and the system calls of the other one are counted.
 part_placement() {
-    local round load serial placed loads="rand4k create stat_cold open_close unlink"
-    # Each has a directory of its own, since both make the same names.
-    for load in serial placed; do
-        mkdir -p "$STORE/placement/$load"
-        "$BENCH" fill --dir "$STORE/placement/$load" --jobs 1 --file-mib "$DISK_FILE_MIB"
+    local round load arm number loads="rand4k create stat_cold open_close unlink" orders
+    local projections=$WORK/pair.toml
+    local -A daemons=()
+    mkdir -p "$STORE/placement"
+    serve_projection pair cluster 2 "$STORE/placement"
+    mount_target "$TARGET" pair
+    daemons[pair]="--client $(pids_of "$STARTED") --server $(pids_of "${SERVERS[@]}")"
+    # Each has a directory of its own, since all make the same names.
+    for arm in pair placed serial; do
+        number=$("$BENCH" at-home --projections "$projections" --store "$STORE/placement/$arm")
+        "$BENCH" fill --dir "$STORE/placement/$arm" --jobs 1 --file-mib "$DISK_FILE_MIB" \
+            --projections "$projections" --store "$STORE/placement/$arm"
     done
+    daemons[pair_other]="--server $(pids_of "${SERVERS[1 - number]}")"
     serve_projection placed cluster 1 "$STORE/placement"
     mount_target "$TARGET" placed
-    placed="--client $(pids_of "$STARTED") --server $(pids_of "${SERVERS[@]}")"
+    daemons[placed]="--client $(pids_of "$STARTED") --server $(pids_of "${SERVERS[@]}")"
     serve_here serial "$STORE/placement"
     mount_target "dray://$ADDRESS/data" serial
-    serial="--client $(pids_of "$STARTED") --server $(pids_of "$SERVER")"
+    daemons[serial]="--client $(pids_of "$STARTED") --server $(pids_of "$SERVER")"
+    orders=("serial placed pair" "pair placed serial" "placed pair serial" "serial pair placed" "pair serial placed"
+        "placed serial pair")
     for ((round = 0; round < ROUNDS * 4; round++)); do
         for load in $loads; do
             # One load at a time: the speed of a virtual machine changes by a tenth within seconds, which is more than
-            # is measured here. Each is the second one every other time: the first finds the directory smaller.
-            [ $((round % 2)) = 1 ] || measure serial "$round" --dir "$WORK/serial/serial" --secs "$SECS" $serial "$load"
-            measure placed "$round" --dir "$WORK/placed/placed" --secs "$SECS" $placed "$load"
-            [ $((round % 2)) = 0 ] || measure serial "$round" --dir "$WORK/serial/serial" --secs "$SECS" $serial "$load"
+            # is measured here. All orders take turns: the first finds the directory smaller.
+            for arm in ${orders[round % 6]}; do
+                measure "$arm" "$round" --dir "$WORK/$arm/$arm" --secs "$SECS" ${daemons[$arm]} \
+                    --projections "$projections" --store "$STORE/placement/$arm" "$load"
+            done
         done
+    done
+    for load in $loads; do
+        measure pair_other 0 --dir "$WORK/pair/pair" --count 4000 ${daemons[pair_other]} \
+            --projections "$projections" --store "$STORE/placement/pair" "$load"
     done
 }
 

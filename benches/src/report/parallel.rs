@@ -41,7 +41,7 @@ const WRITE_4K: &str = "file_write_4k.mib_per_s";
 
 /// The rows of the issue and of the seed's figures 8 to 11. Requests of 4 KiB are those of a mount with leases. Beside
 /// them are those of a mount without leases, with merged writes. Leases and merged writes exclude each other.
-const ROWS: [Row; 22] = [
+const ROWS: [Row; 27] = [
     least("single_vs_server_128k", ("merged", READ_128K), ("disk", READ_128K), 0.95),
     least("single_vs_server_4k", ("leased", READ_4K), ("disk", READ_4K), 0.75),
     Row {
@@ -73,43 +73,79 @@ const ROWS: [Row; 22] = [
     Row { metric: "placement_stat_cpu_us", ratio: None, goal: Goal::None },
     Row { metric: "placement_open_cpu_us", ratio: None, goal: Goal::None },
     Row { metric: "placement_unlink_cpu_us", ratio: None, goal: Goal::None },
+    Row { metric: "placement_two_servers_read_cpu_us", ratio: None, goal: Goal::None },
+    Row { metric: "placement_two_servers_stat_cpu_us", ratio: None, goal: Goal::None },
+    Row { metric: "placement_two_servers_open_cpu_us", ratio: None, goal: Goal::None },
+    Row { metric: "placement_two_servers_unlink_cpu_us", ratio: None, goal: Goal::None },
+    // System calls of the server that no request concerns. One a second by itself would be 0.0001.
+    Row { metric: "placement_other_server_calls", ratio: None, goal: Goal::Most(0.01) },
     Row { metric: "failover_s", ratio: None, goal: Goal::Most(5.0) },
     Row { metric: "slow_backing_read_gain", ratio: None, goal: Goal::Least(5.0) },
     Row { metric: "slow_backing_write_gain", ratio: None, goal: Goal::Least(5.0) },
 ];
 
+/// The arms with placement: projections of one server, and of two servers with files that stay on one of them.
+const PLACED_ARMS: [&str; 2] = ["placed", "pair"];
+/// The arm that counts what the other one of the two servers does.
+const OTHER_SERVER_ARM: &str = "pair_other";
+
 /// Loads of which it is measured what placement adds, and how many requests the kernel makes for each of their
-/// operations together.
+/// operations together. One metric for each of [`PLACED_ARMS`].
 struct PlacedLoads {
-    metric: &'static str,
+    metrics: [&'static str; 2],
     loads: &'static [&'static str],
     requests: f64,
 }
 
 const PLACED: [PlacedLoads; 4] = [
-    PlacedLoads { metric: "placement_read_cpu_us", loads: &["rand4k"], requests: 1.0 },
+    PlacedLoads {
+        metrics: ["placement_read_cpu_us", "placement_two_servers_read_cpu_us"],
+        loads: &["rand4k"],
+        requests: 1.0,
+    },
     // LOOKUP and GETATTR: the time of birth is asked for.
-    PlacedLoads { metric: "placement_stat_cpu_us", loads: &["stat_cold"], requests: 2.0 },
+    PlacedLoads {
+        metrics: ["placement_stat_cpu_us", "placement_two_servers_stat_cpu_us"],
+        loads: &["stat_cold"],
+        requests: 2.0,
+    },
     // LOOKUP, OPEN, FLUSH, RELEASE.
-    PlacedLoads { metric: "placement_open_cpu_us", loads: &["open_close"], requests: 4.0 },
+    PlacedLoads {
+        metrics: ["placement_open_cpu_us", "placement_two_servers_open_cpu_us"],
+        loads: &["open_close"],
+        requests: 4.0,
+    },
     // LOOKUP, CREATE, FLUSH, RELEASE, and then LOOKUP, UNLINK.
-    PlacedLoads { metric: "placement_unlink_cpu_us", loads: &["create", "unlink"], requests: 6.0 },
+    PlacedLoads {
+        metrics: ["placement_unlink_cpu_us", "placement_two_servers_unlink_cpu_us"],
+        loads: &["create", "unlink"],
+        requests: 6.0,
+    },
 ];
 
 impl PlacedLoads {
-    /// CPU time of client, server and program that placement adds to a request, us: the median over the rounds that
-    /// both arms have.
-    fn added(&self, measures: &Measures) -> Option<f64> {
+    /// CPU time of client, servers and program that placement adds to a request, us. The median over the rounds
+    /// that this arm and the one without placement have.
+    fn added(&self, measures: &Measures, arm: &str) -> Option<f64> {
         let operation = |arm: &str, round: u32| -> Option<f64> {
             let loads = self.loads.iter();
             loads.map(|load| measures.in_round(arm, &format!("{load}.cpu_us"), round)).sum()
         };
-        let rounds = measures.rounds("placed", &format!("{}.cpu_us", self.loads[0])).into_iter();
+        let rounds = measures.rounds(arm, &format!("{}.cpu_us", self.loads[0])).into_iter();
         let added = rounds.filter_map(|(round, _)| {
-            Some((operation("placed", round)? - operation("serial", round)?) / self.requests)
+            Some((operation(arm, round)? - operation("serial", round)?) / self.requests)
         });
         crate::measure::median(added.collect())
     }
+}
+
+/// Metrics of what placement adds, each with its value.
+fn added_by_placement(measures: &Measures) -> impl Iterator<Item = (&'static str, f64)> {
+    let each = PLACED.iter().flat_map(|loads| {
+        let arms = loads.metrics.into_iter().zip(PLACED_ARMS);
+        arms.map(move |(metric, arm)| (metric, loads, arm))
+    });
+    each.filter_map(|(metric, loads, arm)| Some((metric, loads.added(measures, arm)?)))
 }
 
 impl Row {
@@ -117,8 +153,10 @@ impl Row {
         match self.ratio {
             Some([over, under]) => measures.ratio(over, under),
             None if self.metric == "placement_cpu_us" => placement_cpu_us(measures),
+            None if self.metric == "placement_other_server_calls" => other_server_calls(measures),
             None if self.metric.starts_with("placement_") => {
-                PLACED.iter().find(|loads| loads.metric == self.metric)?.added(measures)
+                let mut added = added_by_placement(measures);
+                added.find_map(|(metric, value)| (metric == self.metric).then_some(value))
             }
             None => measures.arms().iter().find_map(|arm| measures.median(arm, self.metric)),
         }
@@ -141,9 +179,18 @@ impl Row {
 }
 
 /// CPU time that placement adds to a request that stays on one server, us. A request is one of the kernel to the
-/// mount. Of the kinds that were measured the one counts to which placement adds most.
+/// mount. Of the kinds that were measured the one counts to which placement adds most, with one server or two.
 fn placement_cpu_us(measures: &Measures) -> Option<f64> {
-    PLACED.iter().filter_map(|loads| loads.added(measures)).reduce(f64::max)
+    added_by_placement(measures).map(|(_, value)| value).reduce(f64::max)
+}
+
+/// System calls of the server that has none of the files, for each operation of the load with the most.
+fn other_server_calls(measures: &Measures) -> Option<f64> {
+    let loads = PLACED.iter().flat_map(|loads| loads.loads);
+    let calls = loads.filter_map(|load| {
+        measures.median(OTHER_SERVER_ARM, &format!("{load}.server_system_calls"))
+    });
+    calls.reduce(f64::max)
 }
 
 /// The figures with goals, and the tables: these, and the rates of each size of request.
@@ -221,6 +268,9 @@ mod tests {
             line("placed", "create.cpu_us", 0, 131.0),
             line("placed", "unlink.cpu_us", 0, 103.5),
             line("placed", "open_close.cpu_us", 0, 100.0),
+            line("pair", "rand4k.cpu_us", 0, 30.9),
+            line("pair_other", "rand4k.server_system_calls", 0, 0.001),
+            line("pair_other", "unlink.server_system_calls", 0, 0.002),
         ]);
         let (lines, table) = report(&measures);
         let of = |name: &str| lines.iter().find(|line| line.metric == name).map(|one| one.value);
@@ -229,7 +279,9 @@ mod tests {
         assert_eq!(of("placement_read_cpu_us"), Some(0.5));
         assert_eq!(of("placement_unlink_cpu_us"), Some(0.75));
         assert_eq!(of("placement_open_cpu_us"), None, "it was not measured without placement");
-        assert_eq!(of("placement_cpu_us"), Some(0.75));
+        assert_eq!(of("placement_two_servers_read_cpu_us").map(|us| us.round()), Some(1.0));
+        assert_eq!(of("placement_cpu_us"), of("placement_two_servers_read_cpu_us"), "the worse");
+        assert_eq!(of("placement_other_server_calls"), Some(0.002), "the most");
         assert_eq!(of("flat_20"), None);
         assert!(table.contains("yes") && !table.contains("NO"));
         assert!(table.contains("leased / disk"), "{table}");
