@@ -159,17 +159,28 @@ impl FileSystem for PlacedFs {
         if let Some(server) = self.shared.only() {
             return server.remove(cx, dir, name, kind);
         }
+        let shared = &*self.shared;
+        let named = shared.slices.name(dir, name);
+        // Nearly always the kernel has just looked the name up.
+        let known = match kind {
+            RemoveKind::File => shared.last_found(cx, NameKey::of(dir, name)).map(FoundName::file),
+            RemoveKind::Directory => Some(None),
+        };
+        let remove = move |at| move || shared.at(at).remove(cx, dir, name, kind);
+        if let Some(file) = known {
+            let at = shared.removing(named, file);
+            if shared.stays((at, named), file) {
+                return shared.taught(cx, (at, [dir]), remove(at));
+            }
+        }
         Box::pin(async move {
-            let shared = &*self.shared;
-            let named = shared.slices.name(dir, name);
-            let file = match kind {
-                RemoveKind::File => shared.file_named(cx, (dir, name)).await,
-                RemoveKind::Directory => None,
+            let file = match known {
+                Some(file) => file,
+                None => shared.file_named(cx, (dir, name)).await,
             };
             let at = shared.removing(named, file);
             if shared.stays((at, named), file) {
-                let remove = || shared.at(at).remove(cx, dir, name, kind);
-                return shared.taught(cx, (at, [dir]), remove).await;
+                return shared.taught(cx, (at, [dir]), remove(at)).await;
             }
             let cx = &cx.in_steps();
             let remove = || shared.at(at).remove(cx, dir, name, kind);
