@@ -14,7 +14,6 @@ use dray_core::{
 };
 
 use super::file::PlacedFile;
-use super::guesses::HomeGuesses;
 use super::last_lookups::{FoundName, NameKey};
 use super::mapping::Placement;
 use super::places::FilePlaces;
@@ -51,10 +50,7 @@ impl PlacedFs {
         assert_eq!(servers.len(), slices.count(), "one file system for each server or slice");
         assert!(holders.is_empty() || holders.len() == servers.len(), "one holder for each");
         let info = servers[0].info().clone();
-        let guesses = HomeGuesses::default();
-        PlacedFs {
-            shared: Arc::new(PlacedServers { slices, servers, info, places, guesses, holders }),
-        }
+        PlacedFs { shared: Arc::new(PlacedServers { slices, servers, info, places, holders }) }
     }
 }
 
@@ -373,6 +369,7 @@ impl FileSystem for PlacedFs {
             let created = shared.taught(cx, (at, [dir]), create).await?;
             shared.looked_up(cx, key, Ok(&created.0));
             shared.met((dir, name), &created.0);
+            shared.places.guesses.note(key, shared.slices.home(created.0.id));
             // Of a new file there is nothing to cut, nor of an empty one that somebody else has made since.
             let is_new =
                 how.exclusive || before == Some(FoundName::Absent) && created.0.attr.size == 0;
