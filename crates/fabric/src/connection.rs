@@ -16,9 +16,10 @@ pub const DATA_MAX_BYTES: usize = dray_core::IO_MAX_BYTES;
 /// ([`Incoming::first_head`](crate::Incoming::first_head)).
 pub const FIRST_HEAD_MAX_BYTES: usize = 4 << 10;
 
-/// Frames are handled for so long before other tasks run. One end may ask for a hundred large reads
-/// at once, each of which is work for a good part of this.
-pub(crate) const TICK_MAX: Duration = Duration::from_millis(1);
+/// Frames are handled for so long before other tasks run, and before what was answered goes out. One end may ask for a hundred
+/// large reads at once, each of which is work for longer. It may also ask for many small changes at once, and waits for
+/// answers before it asks for more. So it gets the first ones while the last ones are carried out.
+pub(crate) const TICK_MAX: Duration = Duration::from_micros(250);
 
 /// Checks the bounds of a frame to be sent. Errors: `EMSGSIZE`.
 pub(crate) fn check_bounds(head: &[u8], data_bytes: usize) -> io::Result<()> {

@@ -5,6 +5,7 @@ mod memory;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dray_core::BufMut;
 use dray_rt::{DriverKind, Executor, spawn, yield_now};
@@ -100,9 +101,56 @@ fn a_last_word_is_heard_before_the_end() {
         run(&connection);
         std::io::Write::write_all(&mut theirs, &frame(b"hello")).unwrap();
         while !connection.out().closed {
-            dray_rt::sleep(std::time::Duration::from_millis(1)).await;
+            dray_rt::sleep(Duration::from_millis(1)).await;
         }
         assert_eq!(arrived(&mut theirs), frame(b"refused"));
+    });
+}
+
+/// Answers each frame after a while, and looks at which of the answers the other end has.
+struct Answering {
+    connection: Arc<StreamConnection>,
+    theirs: UnixStream,
+    answered_bytes: usize,
+    frames: usize,
+}
+
+impl Sink for Answering {
+    fn poll_place(
+        &mut self,
+        _: &mut Context<'_>,
+        _: &[u8],
+        bytes: usize,
+    ) -> Poll<io::Result<BufMut>> {
+        Poll::Ready(Ok(BufMut::heap(bytes)))
+    }
+
+    fn frame(&mut self, _: &[u8], _: Option<BufMut>) -> io::Result<()> {
+        let until = dray_rt::now() + Duration::from_micros(60);
+        while dray_rt::now() < until {} // to sleep takes longer
+        self.connection.send(b"answer", None)?;
+        self.frames -= 1;
+        let mut arrived = [0; 64];
+        match self.frames {
+            0 => self.connection.close(),
+            _ => self.answered_bytes += self.theirs.read(&mut arrived).unwrap_or(0),
+        }
+        Ok(())
+    }
+}
+
+/// A client that had asked for 32 changes at once got all answers together, 0.6 ms later. The server had nothing to do until
+/// the client had asked again.
+#[test]
+fn the_first_answers_are_there_while_the_last_calls_are_carried_out() {
+    const FRAMES: usize = 8;
+    Executor::new(DriverKind::Epoll).unwrap().block_on(async {
+        let (connection, mut theirs) = pair();
+        std::io::Write::write_all(&mut theirs, &frame(b"ask").repeat(FRAMES)).unwrap();
+        let sent_by = connection.clone();
+        let mut sink = Answering { connection: sent_by, theirs, answered_bytes: 0, frames: FRAMES };
+        connection.run(&mut sink).await;
+        assert!(sink.answered_bytes > 0);
     });
 }
 
@@ -120,7 +168,7 @@ impl Sink for Slow {
     }
 
     fn frame(&mut self, _: &[u8], _: Option<BufMut>) -> io::Result<()> {
-        std::thread::sleep(std::time::Duration::from_millis(2));
+        std::thread::sleep(Duration::from_millis(2));
         self.0.lock().unwrap().push("frame");
         Ok(())
     }
@@ -193,7 +241,7 @@ fn notices_that_wait_are_bounded_and_do_not_count_as_queued() {
         let mut came = Vec::new();
         while !came.ends_with(b"last") {
             came.extend(arrived(&mut theirs));
-            dray_rt::sleep(std::time::Duration::from_millis(1)).await;
+            dray_rt::sleep(Duration::from_millis(1)).await;
         }
         connection.notify(b"notice").unwrap();
     });
@@ -220,7 +268,7 @@ fn what_the_socket_does_not_take_goes_when_it_does() {
         let mut came = Vec::new();
         while came.len() < expected.len() {
             came.extend(arrived(&mut theirs));
-            dray_rt::sleep(std::time::Duration::from_millis(1)).await;
+            dray_rt::sleep(Duration::from_millis(1)).await;
         }
         assert!(came == expected);
         assert_eq!(connection.queued_frames(), 0);
