@@ -141,6 +141,18 @@ pub trait FileSystem: Send + Sync + 'static {
         how: CreateHow,
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>>;
 
+    /// As [`create`](FileSystem::create), for a caller that has no use for attributes. A file system that asks for them
+    /// in a call of its own leaves that call out.
+    fn create_without_attr<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        how: CreateHow,
+    ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
+        Box::pin(async move { self.create(cx, dir, name, how).await.map(|(_, file)| file) })
+    }
+
     /// Makes a regular file without a name and opens it (`O_TMPFILE`).
     fn tmpfile<'a>(
         &'a self,

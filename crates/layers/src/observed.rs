@@ -298,6 +298,21 @@ impl<O: Observer> FileSystem for Observed<O> {
         })
     }
 
+    fn create_without_attr<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        how: CreateHow,
+    ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
+        Box::pin(async move {
+            let work = async { self.inner.create_without_attr(cx, dir, name, how).await };
+            let call = self.opening(self.named(Op::Create, dir, name), how.open);
+            let file = observe(&*self.observer, cx, call, work, opened).await?;
+            Ok(self.opened(cx, file).await)
+        })
+    }
+
     fn put<'a>(
         &'a self,
         cx: &'a Context,

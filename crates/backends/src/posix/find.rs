@@ -161,11 +161,7 @@ impl Core {
     ) -> Result<Entry> {
         match &self.ids {
             Ids::Native(codec) => {
-                let (handle, mount_id) = sys::handle_of(fd)?;
-                if mount_id != self.mount_id {
-                    return Err(other_mount());
-                }
-                let id = codec.encode(&handle).ok_or_else(other_mount)?;
+                let id = self.id_of(codec, fd)?;
                 let stat = sys::stat(fd)?;
                 if stat.dev != self.devices.own {
                     Err(other_mount())
@@ -182,6 +178,24 @@ impl Core {
                 }
             }
         }
+    }
+
+    /// The id of a file that was just made in a directory of the export, and so is on its file system. None where
+    /// attributes decide on the id, as [`Core::identify`] sees them.
+    pub(crate) fn id_of_new(&self, fd: BorrowedFd<'_>) -> Option<Result<FileId>> {
+        match &self.ids {
+            Ids::Native(codec) => Some(self.id_of(codec, fd)),
+            Ids::Table(_) => None,
+        }
+    }
+
+    /// The id that the handle of an open file stands for. Errors: `EXDEV` if it is on another mount.
+    fn id_of(&self, codec: &HandleCodec, fd: BorrowedFd<'_>) -> Result<FileId> {
+        let (handle, mount_id) = sys::handle_of(fd)?;
+        if mount_id != self.mount_id {
+            return Err(other_mount());
+        }
+        codec.encode(&handle).ok_or_else(other_mount)
     }
 
     /// Errors: `EXDEV` for a file system that is mounted on a name. On overlays, files may have

@@ -165,6 +165,40 @@ impl PosixFs {
     }
 }
 
+impl PosixFs {
+    /// Makes or opens a file. The entry is there if the caller `wants_attr`.
+    fn create_with<'a>(
+        &'a self,
+        cx: &'a Context,
+        (dir, name): (FileId, &'a Name),
+        how: CreateHow,
+        wants_attr: bool,
+    ) -> impl Future<Output = Result<(Option<Entry>, Arc<dyn OpenFile>)>> + Send + 'a {
+        self.core.with_space(move || async move {
+            let mut cuts: Option<FileId> = None;
+            for _ in 0..CREATE_TRIES {
+                let _lock = self.core.directory_locks.lock(dir).await;
+                let (lane, about) = match cuts {
+                    Some(id) => (Lane::Writes, id),
+                    None => (Lane::Changes, dir),
+                };
+                let name = name.to_owned();
+                let create = move |core: &Core, caller: &SquashedCaller| {
+                    core.create(caller, (dir, &name), how, (cuts, wants_attr))
+                };
+                match self.core.run_in(cx, Op::Create, (lane, about), create).await? {
+                    CreateOutcome::Opened(entry, file) => {
+                        return Ok((entry, PosixFile::shared(&self.core, file)));
+                    }
+                    CreateOutcome::Cuts(id) => cuts = Some(id),
+                }
+            }
+            Err(Error::retry(Errno::EAGAIN)
+                .because("other clients rename files to this name again and again"))
+        })
+    }
+}
+
 impl FileSystem for PosixFs {
     fn info(&self) -> &FsInfo {
         &self.core.info
@@ -328,28 +362,22 @@ impl FileSystem for PosixFs {
         name: &'a Name,
         how: CreateHow,
     ) -> Fut<'a, Result<(Entry, Arc<dyn OpenFile>)>> {
-        Box::pin(self.core.with_space(move || async move {
-            let mut cuts: Option<FileId> = None;
-            for _ in 0..CREATE_TRIES {
-                let _lock = self.core.directory_locks.lock(dir).await;
-                let (lane, about) = match cuts {
-                    Some(id) => (Lane::Writes, id),
-                    None => (Lane::Changes, dir),
-                };
-                let name = name.to_owned();
-                let create = move |core: &Core, caller: &SquashedCaller| {
-                    core.create(caller, dir, &name, how, cuts)
-                };
-                match self.core.run_in(cx, Op::Create, (lane, about), create).await? {
-                    CreateOutcome::Opened(entry, file) => {
-                        return Ok((entry, PosixFile::shared(&self.core, file)));
-                    }
-                    CreateOutcome::Cuts(id) => cuts = Some(id),
-                }
-            }
-            Err(Error::retry(Errno::EAGAIN)
-                .because("other clients rename files to this name again and again"))
-        }))
+        Box::pin(async move {
+            let (entry, file) = self.create_with(cx, (dir, name), how, true).await?;
+            Ok((entry.expect("it was asked for"), file))
+        })
+    }
+
+    fn create_without_attr<'a>(
+        &'a self,
+        cx: &'a Context,
+        dir: FileId,
+        name: &'a Name,
+        how: CreateHow,
+    ) -> Fut<'a, Result<Arc<dyn OpenFile>>> {
+        Box::pin(async move {
+            self.create_with(cx, (dir, name), how, false).await.map(|(_, file)| file)
+        })
     }
 
     fn put<'a>(

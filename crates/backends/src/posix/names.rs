@@ -28,7 +28,8 @@ struct RemovedName {
 
 /// The outcome of a creation.
 pub(crate) enum CreateOutcome {
-    Opened(Entry, Arc<FileState>),
+    /// With its entry, if that was wanted.
+    Opened(Option<Entry>, Arc<FileState>),
     /// The name is that of this file, which is to be truncated. The lane of this call is not the
     /// one for truncation.
     Cuts(FileId),
@@ -387,14 +388,14 @@ impl Core {
         }
     }
 
-    /// Opens a file, and makes it if need be. This thread may truncate the file `cuts`.
+    /// Opens a file, and makes it if need be. This thread may truncate the file `cuts`. The entry is answered if the
+    /// caller `wants_attr`.
     pub(crate) fn create(
         &self,
         caller: &SquashedCaller,
-        dir: FileId,
-        name: &NameBuf,
+        (dir, name): (FileId, &NameBuf),
         how: CreateHow,
-        cuts: Option<FileId>,
+        (cuts, wants_attr): (Option<FileId>, bool),
     ) -> Result<CreateOutcome> {
         if how.open.directory() {
             return Err(Error::new(Errno::EINVAL).because("O_CREAT with O_DIRECTORY is refused"));
@@ -406,16 +407,23 @@ impl Core {
                 self.files.admit()?;
                 match sys::open_new(dir.fd(), name, flags & !libc::O_TRUNC, how.mode & 0o7777) {
                     Ok(fd) => {
-                        let entry = self.identify(Some((dir.id, name)), fd.as_fd())?;
+                        let id = (!wants_attr).then(|| self.id_of_new(fd.as_fd())).flatten();
+                        let (id, entry) = match id {
+                            Some(id) => (id?, None),
+                            None => {
+                                let entry = self.identify(Some((dir.id, name)), fd.as_fd())?;
+                                (entry.id, Some(entry))
+                            }
+                        };
                         let opened = OpenedDescriptor::of_new_file(fd, flags);
-                        let file = self.files.opened(entry.id, false, how.open.flags, opened);
-                        return Ok(CreateOutcome::Opened(entry, file));
+                        let file = self.files.opened(id, false, how.open.flags, opened);
+                        return Ok(CreateOutcome::Opened(entry.filter(|_| wants_attr), file));
                     }
                     Err(Errno::EEXIST) if !how.exclusive => {}
                     Err(errno) => return Err(errno.into()),
                 }
             }
-            match self.open_existing(caller, &dir, name, how.open, cuts) {
+            match self.open_existing(caller, (&dir, name), how.open, (cuts, wants_attr)) {
                 // Removed between the two steps.
                 Err(error) if matches!(error.errno(), Errno::ENOENT | Errno::ESTALE) => {
                     self.writable()?;
@@ -430,10 +438,9 @@ impl Core {
     fn open_existing(
         &self,
         caller: &SquashedCaller,
-        dir: &CachedInode,
-        name: &Name,
+        (dir, name): (&CachedInode, &Name),
         how: OpenHow,
-        cuts: Option<FileId>,
+        (cuts, wants_attr): (Option<FileId>, bool),
     ) -> Result<CreateOutcome> {
         let (entry, node) = self.find(dir, name)?;
         if node.kind == FileType::Directory {
@@ -444,8 +451,11 @@ impl Core {
             return Ok(CreateOutcome::Cuts(node.id));
         }
         let file = self.open_found(caller, &node, how)?;
+        if !wants_attr {
+            return Ok(CreateOutcome::Opened(None, file));
+        }
         let attr = if how.truncates() { self.stat(node.fd())?.attr } else { entry.attr };
-        Ok(CreateOutcome::Opened(Entry { id: entry.id, attr }, file))
+        Ok(CreateOutcome::Opened(Some(Entry { id: entry.id, attr }), file))
     }
 
     pub(crate) fn tmpfile(

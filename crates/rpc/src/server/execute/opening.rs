@@ -258,9 +258,9 @@ async fn open_to_put(
     let open = OpenHow::new(libc::O_WRONLY | libc::O_TRUNC);
     let Some((id, made)) = state.amend.and_then(Amend::put) else {
         let how = CreateHow { open, mode, exclusive: false };
-        let (entry, file) = fs.create(cx, dir, Name::new(name)?, how).await?;
+        let file = fs.create_without_attr(cx, dir, Name::new(name)?, how).await?;
         if let Some(plan) = state.plan {
-            plan.made(&session.export.ranges, entry.id).await;
+            plan.made(&session.export.ranges, file.id()).await;
         }
         return Ok(Target::Open(file));
     };
