@@ -20,6 +20,7 @@ use crate::mount::device::write_answer;
 use crate::proto::abi::op;
 use crate::proto::reply::header;
 use crate::transport::buffers::{Buffer, Buffers, tend};
+use crate::transport::near_caller::NearCaller;
 use crate::transport::{KernelAnswer, KernelMessage};
 
 /// Requests up to this size are copied out of the read buffer.
@@ -60,16 +61,18 @@ impl Replier {
     }
 }
 
-/// Reads and serves requests until the mount ends, or until `stop` is set. `beside_ring`: requests
+/// Reads and serves requests until the mount ends, or until `stop` is set. `crew`: the CPUs of all workers. None: requests
 /// of applications come through a ring; here only what the kernel keeps for this way. Errors:
 /// those of read(2) that mean something else than the end of the mount, and those of epoll_ctl(2).
 pub(crate) async fn run(
     worker: Arc<Worker>,
     device: OwnedFd,
-    beside_ring: bool,
+    crew: Option<&[usize]>,
     mut stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let device = Arc::new(Source::new_shared(device)?);
+    let beside_ring = crew.is_none();
+    let mut near = crew.map(NearCaller::new);
     let buffers = Arc::new(if beside_ring { Buffers::small() } else { Buffers::default() });
     let mut buffer = buffers.take();
     let (mut reads, mut writes) = (0u64, false);
@@ -98,6 +101,7 @@ pub(crate) async fn run(
             Buf::from(buffer.message())
         };
         let forgets = beside_ring && is_forget(&message);
+        let elsewhere = near.as_mut().is_some_and(|near| near.is_elsewhere(&message, alone));
         serve(&worker, &device, message, &buffers);
         alone = Arc::strong_count(&device) <= 2; // each request under way refers to it
         reads += 1;
@@ -107,6 +111,8 @@ pub(crate) async fn run(
         if forgets {
             // The kernel passes on INTERRUPTs before these.
             device.rest(dray_rt::sleep(FORGETS_PAUSE)).await?;
+        } else if elsewhere {
+            device.rest(std::future::ready(())).await?; // the kernel puts it behind the others
         }
         if reads.is_multiple_of(READS_PER_ROUND) {
             dray_rt::yield_now().await;

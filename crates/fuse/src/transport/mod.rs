@@ -3,6 +3,7 @@
 mod area;
 mod buffers;
 pub(crate) mod classic;
+mod near_caller;
 mod payloads;
 pub(crate) mod queues;
 pub(crate) mod ring;

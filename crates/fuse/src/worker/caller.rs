@@ -102,6 +102,21 @@ fn is_killed(status: &str) -> bool {
     })
 }
 
+/// The CPU on which the thread `pid` has run last; none if that is not seen. Reads `stat`: not for a caller that may be
+/// within exec(2), see [`outlook`].
+pub(crate) fn last_cpu(pid: Pid) -> Option<usize> {
+    if pid == Pid(0) || !sees_callers() {
+        return None;
+    }
+    // That of the thread alone: the one of a process counts all of its threads.
+    cpu_in(&std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/stat")).ok()?)
+}
+
+/// Field 39 of proc(5). The name in parentheses, the second one, may hold anything.
+fn cpu_in(stat: &str) -> Option<usize> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(36)?.parse().ok()
+}
+
 /// Whether no thread of `process` goes on.
 pub(crate) fn process_ends(process: Pid) -> bool {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else {
@@ -229,6 +244,16 @@ pub(crate) fn descriptor_of(pid: Pid, descriptor: u32) -> LeadsTo {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_cpu_is_behind_a_name_that_looks_like_more_of_them() {
+        let fields: Vec<String> = (4..53).map(|field| field.to_string()).collect();
+        let stat = format!("7 (a) S 1) S {}\n", fields.join(" "));
+        assert_eq!((cpu_in(&stat), cpu_in("7 (a) S 1"), cpu_in("")), (Some(39), None, None));
+        let own = Pid(std::process::id());
+        assert!(!sees_callers() || last_cpu(own).is_some());
+        assert_eq!(last_cpu(Pid(0)), None);
+    }
 
     #[test]
     fn who_ends_has_no_memory_or_is_being_killed() {

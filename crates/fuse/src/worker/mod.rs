@@ -374,7 +374,7 @@ async fn work(
         Transport::Classic => {
             let stop = start.ended.subscribe();
             let control = worker.shared.control.clone();
-            let result = classic::run(worker, descriptor, false, stop).await;
+            let result = classic::run(worker, descriptor, Some(&start.cpus), stop).await;
             if result.is_err() {
                 start.ended.send_replace(true); // what it had read only a successor can answer
             } else if index == 0 {
@@ -400,7 +400,7 @@ async fn serve_beside_ring(
         return Ok(());
     }
     let control = worker.shared.control.clone();
-    let result = classic::run(worker, descriptor, true, start.ended.subscribe()).await;
+    let result = classic::run(worker, descriptor, None, start.ended.subscribe()).await;
     if result.is_ok() {
         finish(start, &*control).await;
     }

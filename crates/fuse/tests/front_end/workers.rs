@@ -77,6 +77,32 @@ fn others_are_served_while_a_worker_is_held_up() {
     });
 }
 
+/// The kernel woke the first worker for each request, from whichever CPU it came.
+// proves: P353
+#[test]
+fn a_lone_program_is_served_on_its_own_cpu() {
+    let Some((mount, [first, second])) = mount_on_two() else { return };
+    let path = mount.path("file");
+    for (worker, cpu) in [(1, second), (0, first), (1, second)] {
+        stay_on(&[cpu]);
+        let begin = Instant::now();
+        while !serves_most(&mount, worker, &path) {
+            assert!(begin.elapsed() < LONG, "another CPU's worker serves CPU {cpu}");
+        }
+    }
+}
+
+/// Whether this worker takes up nine in ten of many requests that are made one after the other.
+fn serves_most(mount: &TestMount, worker: usize, path: &Path) -> bool {
+    let taken = || mount.reporter.stats().taken;
+    let before = taken();
+    for _ in 0..500 {
+        fs::metadata(path).unwrap();
+    }
+    let taken: Vec<u64> = taken().iter().zip(before).map(|(now, then)| now - then).collect();
+    taken[worker] * 10 >= taken.iter().sum::<u64>() * 9
+}
+
 /// Holds the worker up that takes the request.
 fn read_gate(path: &Path) {
     let path = CString::new(path.as_os_str().as_bytes()).unwrap();
