@@ -2,8 +2,8 @@
 # with leases and one without. What is measured is in leases.py.
 
 ROUNDS=${ROUNDS:-3}
-# Files in the tree that is listed.
-FILES=${FILES:-10000}
+# Files in the tree that is listed, in each arm.
+FILES=${FILES:-50000}
 
 bench_leases() {
     [ "$DRAY" != "$DRAY_BUILT" ] || { need_rust && cargo build --release --quiet -p dray; }
