@@ -157,7 +157,7 @@ pub struct ReassembleArgs {
 }
 
 /// Check the disks of a projection whose servers have their own: whether names and objects belong
-/// together. The servers must not run.
+/// together. Disks of servers that run are refused.
 #[derive(Debug, clap::Args)]
 pub struct FsckArgs {
     /// The directory of each server, all of them, in any order

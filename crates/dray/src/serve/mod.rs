@@ -306,6 +306,7 @@ fn openings(
             slices: slices.get(&plan_of.name).cloned(),
             loss,
             boot,
+            own_disk: Mutex::default(),
         }))
     };
     plan.exports.iter().zip(exports).map(opening).collect()

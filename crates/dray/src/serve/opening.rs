@@ -25,7 +25,7 @@ use crate::serve::export::ExportPlan;
 use crate::serve::export_state::{DeathNotice, ExportState, HoldReason};
 use crate::serve::fs_identities::IdentityNote;
 use crate::serve::left_behind;
-use crate::serve::own_disk;
+use crate::serve::own_disk::{self, DiskLock};
 use crate::serve::slices::ProjectionSlices;
 use crate::serve::state::{ExportIdentity, StateDir};
 
@@ -62,6 +62,8 @@ pub struct ExportOpener {
     pub loss: StateLoss,
     /// The start of the machine.
     pub boot: u128,
+    /// Held while the export is open, where a projection has a disk of this server's own.
+    pub own_disk: Mutex<Option<DiskLock>>,
 }
 
 /// Opens all of them. Errors: what is wrong with one whose file system has answered. Those
@@ -264,6 +266,7 @@ impl ExportOpener {
             }
             std::thread::sleep(FORMER_LOOK);
         }
+        self.give_up_own_disk();
         let lasted = self.open_at_last(withdrawn.loss, None);
         let dir = self.exported.dir();
         log::warn!("export `{name}` is served again from {dir} after {} s", lasted.as_secs());
@@ -482,7 +485,16 @@ impl ExportOpener {
         if projection.is_home() {
             found.shared_id_key().map_err(cannot)?; // attributes like those of the stubs can be kept
         }
-        Ok(own_disk::prepare(found.dir(), projection, self.plan.squash).map_err(cannot)?)
+        self.give_up_own_disk();
+        self.wait_for_former()?; // it may still have the lock
+        let lock = own_disk::prepare(found.dir(), projection, self.plan.squash).map_err(cannot)?;
+        *self.own_disk.lock().unwrap_or_else(PoisonError::into_inner) = Some(lock);
+        Ok(())
+    }
+
+    /// Lets others have the disk, which may be taken away from the machine.
+    fn give_up_own_disk(&self) {
+        *self.own_disk.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     fn no_shared_ids(&self) -> Failure {

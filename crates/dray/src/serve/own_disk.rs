@@ -2,19 +2,25 @@
 //! says what it is a part of. Data that were placed by another mapping would be read as holes, so that a
 //! disk that says something else is not served.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::Path;
+use std::time::Duration;
 
 use dray_backends::backend::Squash;
 use dray_layers::placement::{Definition, NAMES_DIR, OBJECTS_DIR, SHARDS, parse_definitions};
 use serde::{Deserialize, Serialize};
 
+use crate::flock::lock_within;
 use crate::serve::projections::ServedProjection;
 
 /// In the directory of the export: what the disk is a part of.
 const FILE_NAME: &str = "target.toml";
+/// Beside it: locked by who serves the disk, or checks it. Only its owner can lock it.
+const LOCK_NAME: &str = "target.lock";
+/// A process that is killed gives its lock up as it ends, which may take this long.
+const LOCK_PATIENCE: Duration = Duration::from_millis(500);
 const VERSION: u32 = 1;
 /// What file systems have in an empty directory.
 const LOST_AND_FOUND: &str = "lost+found";
@@ -30,22 +36,70 @@ struct Content {
     definition: String,
 }
 
-/// Makes the directory of an export ready, or checks that it is the right one. `squash` says who the
-/// super-user of clients is there, to whom objects belong. Errors: a sentence without its end.
-pub fn prepare(dir: &Path, projection: &ServedProjection, squash: Squash) -> Result<(), String> {
-    let broken = |error: io::Error| format!("cannot make {} ready: {error}", dir.display());
-    match fs::read_to_string(dir.join(FILE_NAME)) {
-        Ok(text) => {
-            check_content(&text, projection)
-                .map_err(|what| format!("{}: {what}", dir.join(FILE_NAME).display()))?;
-        }
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            must_be_empty(dir)?;
-            make(dir, projection, squash).map_err(broken)?;
-        }
-        Err(error) => return Err(broken(error)),
+/// Nobody else serves or checks the disk as long as this is there. The kernel takes the lock away with the
+/// process, however that ends.
+pub struct DiskLock(#[expect(dead_code, reason = "it is held, and not used")] Option<File>);
+
+impl DiskLock {
+    /// Errors: a sentence without its end; `None` where another process has the disk.
+    pub fn take(dir: &Path) -> Result<Option<DiskLock>, String> {
+        let path = dir.join(LOCK_NAME);
+        let broken = |error: io::Error| format!("cannot lock {}: {error}", path.display());
+        let open = |may_make: bool| {
+            let mut how = OpenOptions::new();
+            how.read(true).write(may_make).create(may_make);
+            how.mode(0o600).custom_flags(libc::O_NOFOLLOW).open(&path)
+        };
+        let opened = match open(true) {
+            Err(error) if error.kind() == ErrorKind::ReadOnlyFilesystem => match open(false) {
+                // Nobody can have locked it here, and nobody can change the disk.
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    return Ok(Some(DiskLock(None)));
+                }
+                opened => opened,
+            },
+            opened => opened,
+        };
+        let file = opened.map_err(broken)?;
+        let locked = lock_within(&file, LOCK_PATIENCE).map_err(broken)?;
+        Ok(locked.then_some(DiskLock(Some(file))))
     }
-    check_directories(dir, projection, squash)
+}
+
+/// Makes the directory of an export ready, or checks that it is the right one, and keeps others from it.
+/// `squash` says who the super-user of clients is there, to whom objects belong. Errors: a sentence
+/// without its end.
+pub fn prepare(
+    dir: &Path,
+    projection: &ServedProjection,
+    squash: Squash,
+) -> Result<DiskLock, String> {
+    is_made(dir, projection)?; // nothing is left in a directory that is refused
+    let lock = DiskLock::take(dir)?.ok_or_else(|| {
+        format!(
+            "another server serves {}, or `dray fsck` or `dray reassemble` reads it: stop that one first",
+            dir.display()
+        )
+    })?;
+    if !is_made(dir, projection)? {
+        let broken = |error: io::Error| format!("cannot make {} ready: {error}", dir.display());
+        make(dir, projection, squash).map_err(broken)?;
+    }
+    check_directories(dir, projection, squash)?;
+    Ok(lock)
+}
+
+/// Whether the disk says that it is this one. False: it is empty. Errors: it may not be used.
+fn is_made(dir: &Path, projection: &ServedProjection) -> Result<bool, String> {
+    let path = dir.join(FILE_NAME);
+    match fs::read_to_string(&path) {
+        Ok(text) => {
+            let checked = check_content(&text, projection).map(|()| true);
+            checked.map_err(|what| format!("{}: {what}", path.display()))
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => must_be_empty(dir).map(|()| false),
+        Err(error) => Err(format!("cannot make {} ready: {error}", dir.display())),
+    }
 }
 
 /// The owner of the disk at `dir`, and how the data on it were placed. Errors: a sentence without
@@ -119,7 +173,7 @@ fn must_be_empty(dir: &Path) -> Result<(), String> {
     let listing = fs::read_dir(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
     for entry in listing {
         let name = entry.map_err(|error| format!("{}: {error}", dir.display()))?.file_name();
-        if ![NAMES_DIR, OBJECTS_DIR, LOST_AND_FOUND].iter().any(|known| name == *known) {
+        if ![NAMES_DIR, OBJECTS_DIR, LOCK_NAME, LOST_AND_FOUND].iter().any(|known| name == *known) {
             return Err(format!(
                 "{} is to become a disk of a projection, and has `{}` in it: name an empty directory",
                 dir.display(),
@@ -226,7 +280,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let at = dir.path();
         fs::create_dir(at.join(OBJECTS_DIR)).unwrap(); // a start before ended here
-        prepare(at, &projection(TWO, 1), owner()).unwrap();
+        let serving = prepare(at, &projection(TWO, 1), owner()).unwrap();
+        let Err(said) = prepare(at, &projection(TWO, 1), owner()) else { panic!("served twice") };
+        assert!(said.contains("another server serves"), "{said}");
+        drop(serving);
         prepare(at, &projection(&TWO.replace("64K", "65536"), 1), owner()).unwrap();
         assert_eq!(fs::read_dir(at.join(OBJECTS_DIR)).unwrap().count(), SHARDS);
         assert!(!at.join(NAMES_DIR).exists(), "it is not the home");
@@ -236,15 +293,15 @@ mod tests {
             (TWO.replace("stripe'", "file'"), 1, "another layout and width"),
             (TWO.replace("'tcp://io2'", "'tcp://io2', 'tcp://io3'"), 1, "another list of servers"),
         ] {
-            let said = prepare(at, &projection(&text, position), owner()).unwrap_err();
+            let said = prepare(at, &projection(&text, position), owner()).err().unwrap();
             assert!(said.contains(words), "{said}");
         }
         let other = Squash::Root(dray_core::Uid(77), dray_core::Gid(77));
-        let said = prepare(at, &projection(TWO, 1), other).unwrap_err();
+        let said = prepare(at, &projection(TWO, 1), other).err().unwrap();
         assert!(said.contains("the super-user of clients is 77:77 here"), "{said}");
         fs::remove_file(at.join(FILE_NAME)).unwrap();
         fs::write(at.join("data"), "x").unwrap();
-        let said = prepare(at, &projection(TWO, 1), owner()).unwrap_err();
+        let said = prepare(at, &projection(TWO, 1), owner()).err().unwrap();
         assert!(said.contains("has `data` in it: name an empty directory"), "{said}");
     }
 

@@ -89,7 +89,7 @@ impl Finding {
     }
 }
 
-/// Looks at all names and objects. The servers must not run. Errors: something is wrong and stays so.
+/// Looks at all names and objects. Errors: a server has one of the disks, or something is wrong and stays so.
 pub fn run(args: &FsckArgs) -> Result<(), Failure> {
     let disks = TargetDisks::open(&args.disks)?;
     let mut progress = Progress::new(args.json);

@@ -16,7 +16,7 @@ use dray_layers::placement::{Definition, NAMES_DIR, OBJECTS_DIR, ObjectId, Place
 
 use crate::error::{ErrorContext, Failure};
 use crate::output;
-use crate::serve::own_disk;
+use crate::serve::own_disk::{self, DiskLock};
 
 pub use check::run as check;
 pub use reassemble::run as reassemble;
@@ -30,6 +30,8 @@ struct TargetDisks {
     placement: Placement,
     /// In the order of the definition; the first one is the home.
     dirs: Vec<PathBuf>,
+    /// No server serves the disks meanwhile: what changes would be found to be wrong, and mended to death.
+    _locks: Vec<DiskLock>,
 }
 
 impl TargetDisks {
@@ -74,8 +76,10 @@ impl TargetDisks {
                 missing.join(" and ")
             )));
         }
-        let (placement, dirs) = (Placement::new(&definition), dirs.into_iter().flatten().collect());
-        Ok(TargetDisks { definition, placement, dirs })
+        let dirs: Vec<PathBuf> = dirs.into_iter().flatten().collect();
+        let locks = dirs.iter().zip(&definition.servers).map(|(dir, server)| lock(dir, server));
+        let locks = locks.collect::<Result<_, Failure>>()?;
+        Ok(TargetDisks { placement: Placement::new(&definition), definition, dirs, _locks: locks })
     }
 
     fn names(&self) -> PathBuf {
@@ -110,6 +114,17 @@ impl TargetDisks {
         }
         Ok(())
     }
+}
+
+fn lock(dir: &Path, server: &str) -> Result<DiskLock, Failure> {
+    let lock = DiskLock::take(dir).map_err(Failure::new)?;
+    lock.ok_or_else(|| {
+        Failure::new(format!(
+            "{} is in use: stop the server {server} first, or wait for the other `dray fsck` or \
+             `dray reassemble`",
+            dir.display()
+        ))
+    })
 }
 
 /// What is in a directory, in the order of the names.

@@ -226,6 +226,44 @@ fn a_target_that_is_away_keeps_its_own_files_waiting_alone() {
     }
 }
 
+/// A check beside a server would take live files for damage, and two servers would spoil each other's.
+// proves: P357
+#[test]
+fn disks_in_use_are_neither_checked_nor_served_twice() {
+    if common::skipped() {
+        return;
+    }
+    let mut site = Site::new(LAYOUTS[1]);
+    let at = site.mount("at");
+    fs::write(at.join("f"), pattern(300_000)).unwrap();
+    let disks: Vec<String> = [1, 2, 3].map(|number| site.disk(number).display().to_string()).into();
+    let to = site.servers[0].path("plain").display().to_string();
+    let refused = |site: &Site, words: &[&str]| {
+        let words: Vec<&str> =
+            words.iter().copied().chain(disks.iter().map(String::as_str)).collect();
+        let output = site.servers[0].run(&words);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (!output.status.success(), said)
+    };
+    for words in [&["fsck"][..], &["fsck", "--repair"], &["reassemble", "--to", &to]] {
+        let (failed, said) = refused(&site, words);
+        assert!(failed && said.contains("is in use: stop the server unix://"), "{said}");
+    }
+    assert!(!Path::new(&to).exists());
+    // One of three is enough.
+    site.servers[0].end_server(libc::SIGTERM);
+    site.servers[1].end_server(libc::SIGKILL);
+    let name = format!("stop the server unix://{}", site.servers[2].path("socket").display());
+    let (failed, said) = refused(&site, &["fsck", "--repair"]);
+    assert!(failed && said.contains(&name), "{said}");
+    // A lock ends with its process, so that a killed server comes back at once.
+    site.serve(0);
+    site.serve(1);
+    site.servers[1].end_server(libc::SIGKILL);
+    site.serve(1);
+    assert_eq!(fs::read(at.join("f")).unwrap(), pattern(300_000));
+}
+
 /// The disks are whole without any server; damage is found, and mended without loss.
 // proves: P175
 #[test]
