@@ -1,7 +1,6 @@
 //! `dray fsck`: whether names and objects belong together.
 //!
-//! A missing object cannot be distinguished from a hole, so that files that lack one which they could have are
-//! counted and no more.
+//! Sizes are nowhere but in the objects. So a cut of all of them, or the loss of the last block, is not found.
 
 use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
@@ -31,6 +30,10 @@ enum Finding {
     NotEmpty { stub: PathBuf, bytes: u64 },
     /// Two stubs have the same objects, as after a copy with attributes: a change of one changes the other.
     Shared { stub: PathBuf, other: PathBuf },
+    /// Disks have no object of the file, and should.
+    Lacking { stub: PathBuf, what: String },
+    /// The same, where a hole may be the reason. It is reported, and counts as no damage.
+    Hole { stub: PathBuf, what: String },
 }
 
 impl Finding {
@@ -41,6 +44,8 @@ impl Finding {
             Finding::Stray { .. } => "stray",
             Finding::NotEmpty { .. } => "not-empty",
             Finding::Shared { .. } => "shared",
+            Finding::Lacking { .. } => "lacking",
+            Finding::Hole { .. } => "hole",
         }
     }
 
@@ -48,7 +53,10 @@ impl Finding {
         match self {
             Finding::Orphan { object, .. } | Finding::Misplaced { object, .. } => object,
             Finding::Stray { file } => file,
-            Finding::NotEmpty { stub, .. } | Finding::Shared { stub, .. } => stub,
+            Finding::NotEmpty { stub, .. }
+            | Finding::Shared { stub, .. }
+            | Finding::Lacking { stub, .. }
+            | Finding::Hole { stub, .. } => stub,
         }
     }
 
@@ -66,7 +74,13 @@ impl Finding {
             Finding::Shared { other, .. } => {
                 format!("{path}: it has the data of {}, too", other.display())
             }
+            Finding::Lacking { what, .. } | Finding::Hole { what, .. } => format!("{path}: {what}"),
         }
+    }
+
+    /// Whether something is wrong for sure, or most likely.
+    fn is_damage(&self) -> bool {
+        !matches!(self, Finding::Hole { .. })
     }
 
     /// Mends it, and answers how. None: a person has to decide.
@@ -84,7 +98,10 @@ impl Finding {
                 file.set_len(0).doing(|| shown(stub))?;
                 Ok(Some("cut".to_owned()))
             }
-            Finding::Stray { .. } | Finding::Shared { .. } => Ok(None),
+            Finding::Stray { .. }
+            | Finding::Shared { .. }
+            | Finding::Lacking { .. }
+            | Finding::Hole { .. } => Ok(None),
         }
     }
 }
@@ -99,7 +116,7 @@ pub fn run(args: &FsckArgs) -> Result<(), Failure> {
     let mut listing = Vec::new();
     for finding in &findings {
         let mended = if args.repair { finding.repair(&disks)? } else { None };
-        left += usize::from(mended.is_none());
+        left += usize::from(mended.is_none() && finding.is_damage());
         match args.json {
             true => listing.push(as_json(finding, mended)),
             false => output::print_line(match mended {
@@ -153,7 +170,16 @@ fn look_at_names(
                 findings.push(Finding::Shared { stub: path.to_owned(), other: other.clone() });
             }
             Some(_) => {} // a further name
-            None => _ = stubs.insert(object, (seen.ino(), path.to_owned())),
+            None => {
+                stubs.insert(object, (seen.ino(), path.to_owned()));
+                if let Some(absence) = disks.absence(object)? {
+                    let (stub, what) = (path.to_owned(), absence.text(disks));
+                    findings.push(match absence.is_damage() {
+                        true => Finding::Lacking { stub, what },
+                        false => Finding::Hole { stub, what },
+                    });
+                }
+            }
         }
         Ok(())
     })?;

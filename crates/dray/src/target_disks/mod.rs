@@ -1,6 +1,7 @@
 //! The disks of a projection whose servers have their own, without any server: all of them are mounted at
 //! one machine.
 
+mod absence;
 mod check;
 mod reassemble;
 pub mod xattrs;

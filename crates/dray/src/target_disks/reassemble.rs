@@ -26,9 +26,26 @@ struct RestoredCounts {
     directories: u64,
     others: u64,
     bytes: u64,
+    /// Files of which data are at no disk, or are at no disk maybe: what is said of them.
+    incomplete: Vec<String>,
+    sparse: Vec<String>,
 }
 
-/// Makes the tree at a directory that is not there yet. Errors: the first that occurs; what was made stays.
+impl RestoredCounts {
+    fn note_absence(&mut self, disks: &TargetDisks, stub: &Path) -> Result<(), Failure> {
+        let Some(object) = object_of(stub)? else { return Ok(()) };
+        let Some(absence) = disks.absence(object)? else { return Ok(()) };
+        let said = format!("{}: {}", stub.display(), absence.text(disks));
+        match absence.is_damage() {
+            true => self.incomplete.push(said),
+            false => self.sparse.push(said),
+        }
+        Ok(())
+    }
+}
+
+/// Makes the tree at a directory that is not there yet. Errors: the first that occurs, or files lack data,
+/// which are made all the same; what was made stays.
 pub fn run(args: &ReassembleArgs) -> Result<(), Failure> {
     let disks = TargetDisks::open(&args.disks)?;
     let names = disks.names();
@@ -54,6 +71,7 @@ pub fn run(args: &ReassembleArgs) -> Result<(), Failure> {
         if seen.is_file() {
             made.bytes += whole_file(&disks, from, &to)?;
             made.files += 1;
+            made.note_absence(&disks, from)?;
         } else {
             special_file(from, &to, seen).doing(|| shown(&to))?;
             made.others += 1;
@@ -67,17 +85,33 @@ pub fn run(args: &ReassembleArgs) -> Result<(), Failure> {
     for (from, to, seen) in directories.iter().rev() {
         like(from, to, seen).doing(|| shown(to))?;
     }
-    let RestoredCounts { files, directories, others, bytes } = made;
+    report(&disks, &made, args)
+}
+
+fn report(
+    disks: &TargetDisks,
+    made: &RestoredCounts,
+    args: &ReassembleArgs,
+) -> Result<(), Failure> {
+    let RestoredCounts { files, directories, others, bytes, incomplete, sparse } = made;
     if args.json {
-        return output::print_json(&json!({
+        output::print_json(&json!({
             "projection": disks.definition.name, "files": files, "directories": directories,
-            "others": others, "bytes": bytes,
-        }));
+            "others": others, "bytes": bytes, "incomplete": incomplete, "sparse": sparse,
+        }))?;
+    } else {
+        incomplete.iter().chain(sparse).try_for_each(output::print_line)?;
+        output::print_line(format!(
+            "{files} files with {bytes} bytes, {directories} directories and {others} others are in {}",
+            args.to.display()
+        ))?;
     }
-    output::print_line(format!(
-        "{files} files with {bytes} bytes, {directories} directories and {others} others are in {}",
-        args.to.display()
-    ))
+    match incomplete.len() {
+        0 => Ok(()),
+        count => {
+            Err(Failure::new(format!("{count} files lack data, and have zeros in their place")))
+        }
+    }
 }
 
 /// One file out of its objects. Answers its size.

@@ -301,14 +301,8 @@ fn disks_are_checked_mended_and_made_plain_files_again_without_a_server() {
         fs::write(site.disk(2).join("objects/00/note"), "").unwrap();
         let (sound, said) = run(&["fsck", "--json"]);
         let report: Value = serde_json::from_str(&said).unwrap();
-        let mut kinds: Vec<&str> = report["findings"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|one| one["kind"].as_str().unwrap())
-            .collect();
-        kinds.sort_unstable();
-        assert_eq!((sound, kinds), (false, vec!["not-empty", "orphan", "stray"]), "{said}");
+        let found = kinds(&report).into_iter().filter(|kind| *kind != "hole").collect::<Vec<_>>();
+        assert_eq!((sound, found), (false, vec!["not-empty", "orphan", "stray"]), "{said}");
         fs::remove_file(site.disk(2).join("objects/00/note")).unwrap();
         let (mended, said) = run(&["fsck", "--repair"]);
         assert!(mended && said.contains("moved to") && said.contains(": cut"), "{said}");
@@ -330,5 +324,82 @@ fn disks_are_checked_mended_and_made_plain_files_again_without_a_server() {
         let output = site.servers[0].run(&["fsck", &disks[0], &disks[1]]);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(said.contains("name the disks of") && !output.status.success(), "{said}");
+    }
+}
+
+/// The kinds of findings, sorted.
+fn kinds(report: &Value) -> Vec<&str> {
+    let findings = report["findings"].as_array().unwrap();
+    let mut kinds: Vec<&str> = findings.iter().map(|one| one["kind"].as_str().unwrap()).collect();
+    kinds.sort_unstable();
+    kinds
+}
+
+/// Lost objects and holes are distinguished as far as that can be done, and no tree with losses is made as if whole.
+// proves: P358
+#[test]
+fn lost_misplaced_and_shared_objects_are_found() {
+    if common::skipped() {
+        return;
+    }
+    for layout in LAYOUTS {
+        let mut site = Site::new(layout);
+        let at = site.mount("at");
+        let content = pattern(1_000_000);
+        fs::write(at.join("damaged"), &content).unwrap();
+        let damaged: Vec<PathBuf> = site.objects().into_iter().map(|(path, _)| path).collect();
+        let sparse = File::create(at.join("sparse")).unwrap();
+        sparse.write_all_at(b"end", 3_000_000).unwrap();
+        drop(sparse);
+        fs::write(at.join("whole"), &content).unwrap();
+        File::create(at.join("empty")).unwrap();
+        site.servers[0].umount(&at);
+        (0..3).for_each(|number| _ = site.servers[number].end_server(libc::SIGTERM));
+        let disks: Vec<String> =
+            [1, 2, 3].map(|number| site.disk(number).display().to_string()).into();
+        let run = |words: &[&str]| {
+            let words = words.iter().copied().chain(disks.iter().map(String::as_str));
+            let output = site.servers[0].run(&words.collect::<Vec<_>>());
+            let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+            (output.status.success(), report)
+        };
+        let is_striped = layout.contains("stripe");
+        let holes = if is_striped { vec!["hole"] } else { vec![] };
+        let (sound, report) = run(&["fsck", "--json"]);
+        assert!(sound && kinds(&report) == holes, "{report}");
+        // An object is lost, and nothing is repaired that is not there.
+        let (lost, kept) = (&damaged[0], site.servers[0].path("kept"));
+        fs::rename(lost, &kept).unwrap();
+        let with = |kind| [holes.clone(), vec![kind]].concat();
+        let (sound, report) = run(&["fsck", "--json", "--repair"]);
+        assert_eq!((sound, kinds(&report)), (false, with("lacking")), "{report}");
+        let text = report.to_string();
+        assert!(text.contains("names/damaged"), "{text}");
+        let to = site.servers[0].path("plain");
+        let (done, report) = run(&["reassemble", "--json", "--to", to.to_str().unwrap()]);
+        let incomplete = report["incomplete"].as_array().unwrap();
+        assert!(!done && incomplete.len() == 1, "{report}");
+        assert!(incomplete[0].as_str().unwrap().contains("names/damaged"), "{report}");
+        assert_eq!(fs::read(to.join("whole")).unwrap(), content);
+        fs::rename(&kept, lost).unwrap();
+        // Two stubs with one id.
+        let (stub, copy) = (site.disk(1).join("names/damaged"), site.disk(1).join("names/copy"));
+        let copied = std::process::Command::new("cp").arg("-a").args([&stub, &copy]).status();
+        assert!(copied.unwrap().success());
+        let (sound, report) = run(&["fsck", "--json"]);
+        assert_eq!((sound, kinds(&report)), (false, with("shared")), "{report}");
+        fs::remove_file(&copy).unwrap();
+        if !is_striped {
+            // At a wrong disk. It goes out of the way, and the right one is lacking.
+            let below = lost.strip_prefix(lost.ancestors().nth(3).unwrap()).unwrap();
+            let wrong = (1..=3).map(|number| site.disk(number).join(below));
+            let wrong = wrong.into_iter().find(|path| path != lost).unwrap();
+            fs::rename(lost, &wrong).unwrap();
+            let (sound, report) = run(&["fsck", "--json"]);
+            assert_eq!((sound, kinds(&report)), (false, vec!["lacking", "misplaced"]), "{report}");
+            fs::rename(&wrong, lost).unwrap();
+        }
+        let (sound, report) = run(&["fsck", "--json"]);
+        assert!(sound && kinds(&report) == holes, "{report}");
     }
 }
