@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dray_core::{FsInfo, HoldLeases, NodeId, Stack};
+use dray_core::{FileSystem, FsInfo, HoldLeases, NodeId, Stack};
 use dray_fabric::Address;
 use dray_layers::placement::{
-    Definition, FilePlaces, Layout, Placement, Slices, own_disks_stack, parse_definitions,
-    placed_stack, probe_target,
+    Definition, FilePlaces, Layout, Placement, Slices, WrongTree, find_wrong_tree, own_disks_stack,
+    parse_definitions, placed_stack, probe_target,
 };
 use dray_rpc::client::{ClientSession, ConnectError, LeaseGroup, LeaseShare, RemoteFs};
 
@@ -275,6 +275,10 @@ impl ClientProjection {
                     must_open_objects(target, session).await?;
                 }
             }
+            let all = reached.iter().map(|one| one.as_ref().ok()?.as_ref());
+            if let Some(sessions) = all.collect::<Option<Vec<_>>>() {
+                must_be_one_tree(&targets, &sessions).await?;
+            }
         }
         self.complete(&options, (memory, node), reached).await
     }
@@ -389,6 +393,36 @@ async fn must_open_objects(
              with their own disks takes a client that speaks for all users, as root with the key does"
         ))
     })
+}
+
+/// The holes of an empty disk, or of one of another tree, would be read as zeros.
+async fn must_be_one_tree(
+    targets: &[(usize, Target)],
+    sessions: &[&Arc<ClientSession>],
+) -> Result<(), ConnectError> {
+    let servers: Vec<RemoteFs> =
+        sessions.iter().map(|session| RemoteFs::new(Arc::clone(session))).collect();
+    let servers: Vec<&dyn FileSystem> = servers.iter().map(|fs| fs as &dyn FileSystem).collect();
+    let wrong = find_wrong_tree(&servers).await.map_err(|error| {
+        ConnectError::Protocol(format!(
+            "cannot compare the disks of {}: {error}",
+            joined(targets.iter().map(|(_, target)| target))
+        ))
+    })?;
+    let Some((at, why)) = wrong else { return Ok(()) };
+    let target = &targets[usize::from(at.0)].1;
+    Err(ConnectError::Protocol(match why {
+        WrongTree::Other => format!(
+            "the disk of {target} belongs to another tree than that of the first server: mount the right \
+             disk at its server"
+        ),
+        WrongTree::Empty => format!(
+            "the disk of {target} is empty, and the projection has used another one there: mount the right \
+             disk at its server; if that is lost for good, remove `objects/tree.{}` from the disk of the \
+             first server",
+            at.0 + 1
+        ),
+    }))
 }
 
 /// Two servers that serve different trees do not serve one projection.

@@ -4,12 +4,14 @@
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown, lchown, symlink};
 use std::path::Path;
 use std::time::Duration;
 
 use dray_backends::backend::Squash;
-use dray_layers::placement::{Definition, NAMES_DIR, OBJECTS_DIR, SHARDS, parse_definitions};
+use dray_layers::placement::{
+    Definition, NAMES_DIR, OBJECTS_DIR, SHARDS, TREE_LINK, parse_definitions,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::flock::lock_within;
@@ -81,9 +83,12 @@ pub fn prepare(
             dir.display()
         )
     })?;
+    let broken = |error: io::Error| format!("cannot make {} ready: {error}", dir.display());
     if !is_made(dir, projection)? {
-        let broken = |error: io::Error| format!("cannot make {} ready: {error}", dir.display());
         make(dir, projection, squash).map_err(broken)?;
+    }
+    if projection.is_home() {
+        give_id(dir, squash).map_err(broken)?;
     }
     check_directories(dir, projection, squash)?;
     Ok(lock)
@@ -217,6 +222,32 @@ fn make(dir: &Path, projection: &ServedProjection, squash: Squash) -> io::Result
     File::open(dir)?.sync_all()
 }
 
+/// Gives the tree its id, which clients carry to the targets.
+fn give_id(dir: &Path, squash: Squash) -> io::Result<()> {
+    let objects = dir.join(OBJECTS_DIR);
+    let link = objects.join(TREE_LINK);
+    let mut id = [0; 16];
+    dray_rt::random_bytes(&mut id);
+    match symlink(format!("{:032x}", u128::from_le_bytes(id)), &link) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
+        made => made?,
+    }
+    let (uid, gid) = owner_of_objects(squash);
+    lchown(&link, Some(uid), Some(gid))?;
+    File::open(objects)?.sync_all()
+}
+
+/// The id of the tree that the disk at `dir` belongs to. None: no client has used it yet, or it is of a former
+/// version. Errors: a sentence without its end.
+pub fn tree_id(dir: &Path) -> Result<Option<String>, String> {
+    let link = dir.join(OBJECTS_DIR).join(TREE_LINK);
+    match fs::read_link(&link) {
+        Ok(text) => Ok(Some(text.display().to_string())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(format!("{}: {error}", link.display())),
+    }
+}
+
 fn check_directories(
     dir: &Path,
     projection: &ServedProjection,
@@ -286,6 +317,7 @@ mod tests {
         drop(serving);
         prepare(at, &projection(&TWO.replace("64K", "65536"), 1), owner()).unwrap();
         assert_eq!(fs::read_dir(at.join(OBJECTS_DIR)).unwrap().count(), SHARDS);
+        assert_eq!(tree_id(at), Ok(None), "the home has it first");
         assert!(!at.join(NAMES_DIR).exists(), "it is not the home");
         for (text, position, words) in [
             (TWO.to_owned(), 0, "this disk is that of the server tcp://io2:7440"),
@@ -312,5 +344,9 @@ mod tests {
         prepare(dir.path(), &projection(TWO, 0), owner()).unwrap();
         let names = fs::metadata(dir.path().join(NAMES_DIR)).unwrap();
         assert_eq!(names.mode() & 0o7777, 0o751);
+        let id = tree_id(dir.path()).unwrap().unwrap();
+        assert_eq!(id.len(), 32);
+        prepare(dir.path(), &projection(TWO, 0), owner()).unwrap();
+        assert_eq!(tree_id(dir.path()), Ok(Some(id)));
     }
 }

@@ -80,6 +80,7 @@ impl TargetDisks {
         let dirs: Vec<PathBuf> = dirs.into_iter().flatten().collect();
         let locks = dirs.iter().zip(&definition.servers).map(|(dir, server)| lock(dir, server));
         let locks = locks.collect::<Result<_, Failure>>()?;
+        must_be_one_tree(&dirs)?;
         Ok(TargetDisks { placement: Placement::new(&definition), definition, dirs, _locks: locks })
     }
 
@@ -115,6 +116,22 @@ impl TargetDisks {
         }
         Ok(())
     }
+}
+
+/// A disk that no client has used has no id.
+fn must_be_one_tree(dirs: &[PathBuf]) -> Result<(), Failure> {
+    let mut first: Option<(&PathBuf, String)> = None;
+    for dir in dirs {
+        let Some(id) = own_disk::tree_id(dir).map_err(Failure::new)? else { continue };
+        let (other, known) = first.get_or_insert_with(|| (dir, id.clone()));
+        if *known != id {
+            let (one, other) = (dir.display(), other.display());
+            return Err(Failure::new(format!(
+                "{one} and {other} are of different trees: mount the right disks"
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn lock(dir: &Path, server: &str) -> Result<DiskLock, Failure> {

@@ -69,8 +69,11 @@ impl Site {
     fn objects(&self) -> Vec<(PathBuf, u64)> {
         let mut found = Vec::new();
         for number in 1..=3 {
-            for shard in fs::read_dir(self.disk(number).join("objects")).unwrap() {
-                for object in fs::read_dir(shard.unwrap().path()).unwrap() {
+            let shards = fs::read_dir(self.disk(number).join("objects")).unwrap();
+            let shards =
+                shards.map(|shard| shard.unwrap().path()).filter(|path| !path.is_symlink());
+            for shard in shards {
+                for object in fs::read_dir(shard).unwrap() {
                     let path = object.unwrap().path();
                     let size = fs::metadata(&path).unwrap().len();
                     found.push((path, size));
@@ -402,4 +405,61 @@ fn lost_misplaced_and_shared_objects_are_found() {
         let (sound, report) = run(&["fsck", "--json"]);
         assert!(sound && kinds(&report) == holes, "{report}");
     }
+}
+
+/// Nobody reads zeros from an empty disk, or from one of another tree, even if the server has forgotten its
+/// former disk.
+// proves: P359
+#[test]
+fn an_empty_disk_and_one_of_another_tree_are_not_mounted() {
+    if common::skipped() {
+        return;
+    }
+    let mut site = Site::new(LAYOUTS[1]);
+    let at = site.mount("at");
+    let content = pattern(300_000);
+    fs::write(at.join("f"), &content).unwrap();
+    let id_of =
+        |site: &Site, number| fs::read_link(site.disk(number).join("objects/tree")).unwrap();
+    let id = id_of(&site, 1);
+    assert!((2..=3).all(|number| id_of(&site, number) == id));
+    site.servers[0].umount(&at);
+    let kept = site.servers[0].path("kept");
+    let swap = |site: &mut Site, change: &dyn Fn(&Site)| {
+        site.servers[1].end_server(libc::SIGTERM);
+        change(site);
+        let state = site.servers[1].path("state");
+        assert!(state.is_dir(), "the state directory is elsewhere");
+        fs::remove_dir_all(state).unwrap();
+        site.serve(1);
+    };
+    let refused = |site: &Site, words: &str| {
+        let at = site.servers[0].path("refused");
+        let _ = fs::create_dir(&at);
+        let socket = site.servers[0].path("socket");
+        let target = format!("dray+unix://{}?export=scratch", socket.display());
+        let output = site.servers[0].run(&["mount", &target, at.to_str().unwrap()]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(words), "{said}");
+    };
+    swap(&mut site, &|site| {
+        fs::rename(site.disk(2), &kept).unwrap();
+        fs::create_dir(site.disk(2)).unwrap();
+        fs::set_permissions(site.disk(2), fs::Permissions::from_mode(0o777)).unwrap();
+    });
+    refused(&site, "is empty, and the projection has used another one there");
+    let other = site.disk(2).join("objects/tree");
+    std::os::unix::fs::symlink("0".repeat(32), &other).unwrap();
+    refused(&site, "belongs to another tree");
+    swap(&mut site, &|site| {
+        fs::remove_dir_all(site.disk(2)).unwrap();
+        fs::rename(&kept, site.disk(2)).unwrap();
+    });
+    // A disk of a former version has no id, and gets it.
+    fs::remove_file(site.disk(2).join("objects/tree")).unwrap();
+    fs::remove_file(site.disk(1).join("objects/tree.2")).unwrap();
+    let at = site.mount("again");
+    assert_eq!(fs::read(at.join("f")).unwrap(), content);
+    assert_eq!(id_of(&site, 2), id);
+    assert!(site.disk(1).join("objects/tree.2").is_symlink());
 }

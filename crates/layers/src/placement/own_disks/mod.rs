@@ -14,6 +14,7 @@ mod fs;
 mod object;
 mod session;
 mod transfer;
+mod tree;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -28,6 +29,7 @@ use super::mapping::{Placement, ServerIndex};
 pub use fs::OwnDisksFs;
 pub use object::{ObjectId, probe_target};
 pub use session::own_disks_stack;
+pub use tree::{TREE_LINK, WrongTree, find_wrong_tree};
 
 /// The directory of a projection at its home that has the names.
 pub const NAMES_DIR: &str = "names";
