@@ -423,7 +423,6 @@ fn an_empty_disk_and_one_of_another_tree_are_not_mounted() {
         |site: &Site, number| fs::read_link(site.disk(number).join("objects/tree")).unwrap();
     let id = id_of(&site, 1);
     assert!((2..=3).all(|number| id_of(&site, number) == id));
-    site.servers[0].umount(&at);
     let kept = site.servers[0].path("kept");
     let swap = |site: &mut Site, change: &dyn Fn(&Site)| {
         site.servers[1].end_server(libc::SIGTERM);
@@ -447,6 +446,10 @@ fn an_empty_disk_and_one_of_another_tree_are_not_mounted() {
         fs::create_dir(site.disk(2)).unwrap();
         fs::set_permissions(site.disk(2), fs::Permissions::from_mode(0o777)).unwrap();
     });
+    // A mount that has used the former disk.
+    let errors = [fs::read(at.join("f")).err(), fs::write(at.join("f"), "x").err()];
+    assert_eq!(errors.map(|error| error?.raw_os_error()), [Some(libc::EIO); 2]);
+    site.servers[0].umount(&at);
     refused(&site, "is empty, and the projection has used another one there");
     let other = site.disk(2).join("objects/tree");
     std::os::unix::fs::symlink("0".repeat(32), &other).unwrap();

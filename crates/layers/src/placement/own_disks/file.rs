@@ -101,7 +101,12 @@ impl OwnDisksFile {
             true => {
                 let dir = self.shared.shard(&cx, target, object).await?;
                 let create = CreateHow { open: how, mode: OBJECT_MODE, exclusive: false };
-                fs.create(&cx, dir, &object.file_name()?, create).await?.1
+                match fs.create(&cx, dir, &object.file_name()?, create).await {
+                    Ok((_, part)) => part,
+                    Err(error) => {
+                        return Err(self.shared.of_shard(&cx, (target, dir), error).await);
+                    }
+                }
             }
             false => match self.shared.find(&cx, target, object).await? {
                 Some(entry) => fs.open(&cx, entry.id, how).await?,

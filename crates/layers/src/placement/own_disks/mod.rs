@@ -169,10 +169,10 @@ impl OwnDisks {
     }
 }
 
-/// A server that has not what `dray serve` makes there.
+/// A server that has not what `dray serve` makes there, or has another one than this client knows.
 fn not_prepared(error: Error, what: &'static str) -> Error {
     match error.errno() {
-        Errno::ENOENT => Error::new(Errno::EIO).because(match what {
+        Errno::ENOENT | Errno::ESTALE => Error::new(Errno::EIO).because(match what {
             "names" => "the home has no directory of names: its disk is another one",
             _ => "a target has no directory of objects: its disk is another one",
         }),

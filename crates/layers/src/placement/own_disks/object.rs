@@ -103,7 +103,23 @@ impl OwnDisks {
         match found {
             Ok(entry) => Ok(Some(entry)),
             Err(error) if error.errno() == Errno::ENOENT => Ok(None),
-            Err(error) => Err(error),
+            Err(error) => Err(self.of_shard(cx, (target, dir), error).await),
+        }
+    }
+
+    /// Why a call by a directory of objects failed: a server with another disk does not know the directory.
+    pub(super) async fn of_shard(
+        &self,
+        cx: &Context,
+        (target, dir): (ServerIndex, FileId),
+        error: Error,
+    ) -> Error {
+        if error.errno() != Errno::ESTALE {
+            return error;
+        }
+        match self.at(target).getattr(&unrepeated(cx), dir).await {
+            Err(stale) => not_prepared(stale, OBJECTS_DIR),
+            Ok(_) => error,
         }
     }
 
@@ -173,7 +189,8 @@ impl OwnDisks {
                 let found = self.find(cx, target, object).await?;
                 found.ok_or_else(|| Error::new(Errno::ESTALE)) // the file is removed meanwhile
             }
-            outcome => outcome,
+            Err(error) => Err(self.of_shard(cx, (target, dir), error).await),
+            Ok(entry) => Ok(entry),
         }
     }
 
