@@ -142,15 +142,20 @@ pub enum Command {
     Invalidate,
 }
 
-/// Make plain files out of the disks of a projection whose servers have their own, without any server.
+/// Make plain files out of the disks of a projection whose servers have their own. No server is needed, and
+/// disks of servers that run are refused.
 #[derive(Debug, clap::Args)]
 pub struct ReassembleArgs {
-    /// The directory of each server, all of them, in any order
-    #[arg(value_name = "DISK", required = true, value_hint = ValueHint::DirPath)]
-    pub disks: Vec<PathBuf>,
-    /// Where the files go: a directory that is not there yet
+    /// The name of a projection, with --projections; else the directory of each server, in any order.
+    /// Without --to, a directory that is not there yet follows, where the files go.
+    #[arg(value_name = "PROJECTION|DISK", required = true, value_hint = ValueHint::DirPath)]
+    pub which: Vec<PathBuf>,
+    /// The file of projections, in which `%n` of the projection's path stands for each server's number
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub projections: Option<PathBuf>,
+    /// Where the files go, if that is not the last argument: a directory that is not there yet
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    pub to: PathBuf,
+    pub to: Option<PathBuf>,
     /// What was made, as JSON; no progress is shown
     #[arg(long)]
     pub json: bool,
@@ -160,9 +165,12 @@ pub struct ReassembleArgs {
 /// together. Disks of servers that run are refused.
 #[derive(Debug, clap::Args)]
 pub struct FsckArgs {
-    /// The directory of each server, all of them, in any order
-    #[arg(value_name = "DISK", required = true, value_hint = ValueHint::DirPath)]
-    pub disks: Vec<PathBuf>,
+    /// The name of a projection, with --projections; else the directory of each server, in any order
+    #[arg(value_name = "PROJECTION|DISK", required = true, value_hint = ValueHint::DirPath)]
+    pub which: Vec<PathBuf>,
+    /// The file of projections, in which `%n` of the projection's path stands for each server's number
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub projections: Option<PathBuf>,
     /// Mend what can be mended without loss: objects that nobody has go to `orphans` on their disk
     #[arg(long)]
     pub repair: bool,

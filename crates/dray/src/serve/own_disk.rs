@@ -107,6 +107,11 @@ fn is_made(dir: &Path, projection: &ServedProjection) -> Result<bool, String> {
     }
 }
 
+/// Whether `dir` is a disk of any projection.
+pub fn is_one(dir: &Path) -> bool {
+    dir.join(FILE_NAME).is_file()
+}
+
 /// The owner of the disk at `dir`, and how the data on it were placed. Errors: a sentence without
 /// its end.
 pub fn read(dir: &Path) -> Result<(String, Definition), String> {

@@ -200,7 +200,8 @@ fn export_of(definition: &Definition, position: usize) -> Result<ExportPlan, Str
 /// Several of them may be on one machine.
 const SERVER_NUMBER: &str = "%n";
 
-fn directory_of(definition: &Definition, position: usize) -> PathBuf {
+/// Where the server with this position, from 0 on, has its files.
+pub fn directory_of(definition: &Definition, position: usize) -> PathBuf {
     match definition.layout.is_shared() {
         true => PathBuf::from(&definition.path),
         false => definition.path.replace(SERVER_NUMBER, &(position + 1).to_string()).into(),

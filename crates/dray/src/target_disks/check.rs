@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use dray_layers::placement::{OBJECTS_DIR, ObjectId, SHARDS};
 use serde_json::{Value, json};
 
-use super::{Progress, TargetDisks, listed, object_of, shown};
+use super::{Progress, TargetDisks, directories, listed, object_of, shown};
 use crate::args::FsckArgs;
 use crate::error::{ErrorContext, Failure};
 use crate::output;
@@ -108,7 +108,7 @@ impl Finding {
 
 /// Looks at all names and objects. Errors: a server has one of the disks, or something is wrong and stays so.
 pub fn run(args: &FsckArgs) -> Result<(), Failure> {
-    let disks = TargetDisks::open(&args.disks)?;
+    let disks = TargetDisks::open(&directories(&args.which, args.projections.as_deref())?)?;
     let mut progress = Progress::new(args.json);
     let (stubs, mut findings) = look_at_names(&disks, &mut progress)?;
     let objects = look_at_objects(&disks, &stubs, (&mut findings, &mut progress))?;

@@ -18,6 +18,7 @@ use dray_layers::placement::{Definition, NAMES_DIR, OBJECTS_DIR, ObjectId, Place
 use crate::error::{ErrorContext, Failure};
 use crate::output;
 use crate::serve::own_disk::{self, DiskLock};
+use crate::serve::projections::{definitions_in, directory_of};
 
 pub use check::run as check;
 pub use reassemble::run as reassemble;
@@ -115,6 +116,50 @@ impl TargetDisks {
             }
         }
         Ok(())
+    }
+}
+
+/// The directories of a projection's servers: those that are named, or those of a projection in a file.
+fn directories(which: &[PathBuf], file: Option<&Path>) -> Result<Vec<PathBuf>, Failure> {
+    let Some(file) = file else {
+        return match which.iter().find(|dir| !dir.is_dir()) {
+            None => Ok(which.to_vec()),
+            Some(other) => Err(Failure::usage(format!(
+                "{} is no directory: name the directory of each server, or a projection and its file with \
+                 --projections",
+                other.display()
+            ))),
+        };
+    };
+    let [name] = which else {
+        return Err(Failure::usage("--projections takes the name of one projection, and no disks"));
+    };
+    let definitions = definitions_in(file)?;
+    let found = definitions.iter().find(|one| name.as_os_str() == one.name.as_str());
+    let definition = found.ok_or_else(|| {
+        let names: Vec<&str> = definitions.iter().map(|one| one.name.as_str()).collect();
+        Failure::usage(format!(
+            "{}: it has no projection `{}`, but {}",
+            file.display(),
+            name.display(),
+            names.join(", ")
+        ))
+    })?;
+    if definition.layout.is_shared() {
+        return Err(Failure::usage(format!(
+            "projection `{}` has the layout {}, whose servers have no disks of their own",
+            definition.name, definition.layout
+        )));
+    }
+    let dirs: Vec<PathBuf> =
+        (0..definition.servers.len()).map(|position| directory_of(definition, position)).collect();
+    match dirs.first() == dirs.last() && dirs.len() > 1 {
+        false => Ok(dirs),
+        true => Err(Failure::usage(format!(
+            "projection `{}` has the same path at all servers, without `%n`: name the directory of each \
+             server, where it is mounted here",
+            definition.name
+        ))),
     }
 }
 

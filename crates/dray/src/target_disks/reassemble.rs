@@ -12,10 +12,11 @@ use std::path::{Path, PathBuf};
 use dray_layers::placement::ObjectId;
 use serde_json::json;
 
-use super::{Progress, TargetDisks, object_of, shown, xattrs};
+use super::{Progress, TargetDisks, directories, object_of, shown, xattrs};
 use crate::args::ReassembleArgs;
 use crate::error::{ErrorContext, Failure};
 use crate::output;
+use crate::serve::own_disk;
 
 const COPY_BYTES: usize = 1 << 20;
 
@@ -47,17 +48,18 @@ impl RestoredCounts {
 /// Makes the tree at a directory that is not there yet. Errors: the first that occurs, or files lack data,
 /// which are made all the same; what was made stays.
 pub fn run(args: &ReassembleArgs) -> Result<(), Failure> {
-    let disks = TargetDisks::open(&args.disks)?;
+    let (which, to) = destination(args)?;
+    let disks = TargetDisks::open(&directories(which, args.projections.as_deref())?)?;
     let names = disks.names();
-    fs::create_dir(&args.to).doing(|| format!("cannot make {}", args.to.display()))?;
+    fs::create_dir(to).doing(|| format!("cannot make {}", to.display()))?;
     let (mut made, mut progress) = (RestoredCounts::default(), Progress::new(args.json));
     // The first path of each file with several, by its inode number; directories get their times last.
     let mut linked: HashMap<u64, PathBuf> = HashMap::new();
     let root = fs::symlink_metadata(&names).doing(|| shown(&names))?;
-    let mut directories = vec![(names.clone(), args.to.clone(), root)];
+    let mut directories = vec![(names.clone(), to.to_owned(), root)];
     disks.walk_names(|from, seen| {
         let below = from.strip_prefix(&names).unwrap_or(from);
-        let to = args.to.join(below);
+        let to = to.join(below);
         let first = (seen.nlink() > 1 && !seen.is_dir()).then(|| linked.get(&seen.ino())).flatten();
         if let Some(first) = first {
             return fs::hard_link(first, &to).doing(|| shown(&to));
@@ -85,16 +87,27 @@ pub fn run(args: &ReassembleArgs) -> Result<(), Failure> {
     for (from, to, seen) in directories.iter().rev() {
         like(from, to, seen).doing(|| shown(to))?;
     }
-    report(&disks, &made, args)
+    report(&disks, &made, (to, args.json))
+}
+
+/// The disks or the projection, and where the files go.
+fn destination(args: &ReassembleArgs) -> Result<(&[PathBuf], &Path), Failure> {
+    match (&args.to, args.which.split_last()) {
+        (Some(to), _) => Ok((&args.which, to)),
+        (None, Some((to, which))) if !which.is_empty() && !own_disk::is_one(to) => Ok((which, to)),
+        _ => Err(Failure::usage(
+            "say where the files go: a directory that is not there yet, as the last argument",
+        )),
+    }
 }
 
 fn report(
     disks: &TargetDisks,
     made: &RestoredCounts,
-    args: &ReassembleArgs,
+    (to, as_json): (&Path, bool),
 ) -> Result<(), Failure> {
     let RestoredCounts { files, directories, others, bytes, incomplete, sparse } = made;
-    if args.json {
+    if as_json {
         output::print_json(&json!({
             "projection": disks.definition.name, "files": files, "directories": directories,
             "others": others, "bytes": bytes, "incomplete": incomplete, "sparse": sparse,
@@ -103,7 +116,7 @@ fn report(
         incomplete.iter().chain(sparse).try_for_each(output::print_line)?;
         output::print_line(format!(
             "{files} files with {bytes} bytes, {directories} directories and {others} others are in {}",
-            args.to.display()
+            to.display()
         ))?;
     }
     match incomplete.len() {

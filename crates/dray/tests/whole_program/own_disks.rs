@@ -323,6 +323,7 @@ fn disks_are_checked_mended_and_made_plain_files_again_without_a_server() {
         assert!(
             sparse[..3_000_000].iter().all(|byte| *byte == 0) && &sparse[3_000_000..] == b"end"
         );
+        by_the_name_of_the_projection(&site, &content);
         // A disk is missing, or is there twice.
         let output = site.servers[0].run(&["fsck", &disks[0], &disks[1]]);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -465,4 +466,31 @@ fn an_empty_disk_and_one_of_another_tree_are_not_mounted() {
     assert_eq!(fs::read(at.join("f")).unwrap(), content);
     assert_eq!(id_of(&site, 2), id);
     assert!(site.disk(1).join("objects/tree.2").is_symlink());
+}
+
+fn by_the_name_of_the_projection(site: &Site, content: &[u8]) {
+    let file = site.file().display().to_string();
+    let run = |words: &[&str]| {
+        let output = site.servers[0].run(words);
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&said).into_owned())
+    };
+    let (code, said) = run(&["fsck", "scratch", "--projections", &file]);
+    assert!(code == Some(0) && said.contains("projection scratch:"), "{said}");
+    let to = site.servers[0].path("named");
+    let words = ["reassemble", "scratch", to.to_str().unwrap(), "--projections", &file];
+    assert_eq!(run(&words).0, Some(0));
+    assert_eq!(fs::read(to.join("d/f")).unwrap(), content);
+    let disks = [1, 2, 3].map(|number| site.disk(number).display().to_string());
+    let [one, two, three] = disks.each_ref().map(String::as_str);
+    for (words, message) in [
+        (&["fsck", "scratch"][..], "scratch is no directory: name the directory of each server"),
+        (&["fsck", "other", "--projections", &file], "it has no projection `other`, but scratch"),
+        (&["fsck", one, two, "--projections", &file], "takes the name of one projection"),
+        (&["reassemble", one, two, three], "say where the files go"),
+        (&["reassemble", "scratch", "--projections", &file], "say where the files go"),
+    ] {
+        let (code, said) = run(words);
+        assert!(code == Some(2) && said.contains(message), "{code:?} {said}");
+    }
 }
