@@ -1,6 +1,6 @@
 //! `dray fsck`: whether names and objects belong together.
 //!
-//! Sizes are nowhere but in the objects. So a cut of all of them, or the loss of the last block, is not found.
+//! Sizes are nowhere but in the objects. So a cut of all of them, or the loss of one with the end alone, is not found.
 
 use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
