@@ -304,7 +304,7 @@ fn export_parser() -> impl TypedValueParser<Value = ExportPlan> {
 #[derive(Debug, clap::Args)]
 #[command(after_help = examples::MOUNT)]
 pub struct MountArgs {
-    /// dray://HOST[:PORT]/NAME or dray+unix:///PATH?export=NAME
+    /// dray://HOST[:PORT]/NAME, dray://HOST,HOST/NAME of several servers, or dray+unix:///PATH?export=NAME
     #[arg(value_name = "TARGET", value_parser = TargetArgument::parse)]
     pub target: TargetArgument,
     /// An existing directory

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::args::{ProjectionCommand, ProjectionFile};
 use crate::error::Failure;
 use crate::output;
-use crate::serve::projections::{definitions_in, unresolved_servers};
+use crate::serve::projections::{definitions_in, servers_named_twice, unresolved_servers};
 use shares::{HomeShares, SliceShares};
 
 /// Checks a file, or shows what it means. Errors: something is wrong in it.
@@ -38,8 +38,12 @@ fn read(args: &ProjectionFile) -> Result<Vec<Definition>, Failure> {
 
 fn check(args: &ProjectionFile) -> Result<(), Failure> {
     let definitions = read(args)?;
-    let wrong: Vec<String> =
-        definitions.iter().flat_map(|one| unresolved_servers(&args.file, one)).collect();
+    let wrong_in = |one: &Definition| {
+        let mut wrong = unresolved_servers(&args.file, one);
+        wrong.extend(servers_named_twice(&args.file, one));
+        wrong
+    };
+    let wrong: Vec<String> = definitions.iter().flat_map(wrong_in).collect();
     if !wrong.is_empty() {
         return Err(Failure::new(wrong.join("\n")));
     }
@@ -105,16 +109,25 @@ fn text(definition: &Definition) -> String {
         false if *layout == Layout::LoadBalance => {
             return text + "  read only, and each client uses one server\n";
         }
+        false if !layout.is_shared() => "  the data of a file: at one server\n".to_owned(),
         false => "  a file: at one server\n".to_owned(),
     };
-    text += match definition.spread_creates {
-        true => "  names: each at a server of its own (spread_creates)\n",
-        false => "  names: at the server of their directory\n",
+    text += &match (layout.is_shared(), definition.spread_creates) {
+        (false, _) => format!(
+            "  names, attributes and locks: at the home {}\n  hash: {} of data\n",
+            servers[0], definition.data_hash
+        ),
+        (true, spread) => format!(
+            "  names: {}\n  hashes: {} of files, {} of names\n",
+            if spread {
+                "each at a server of its own (spread_creates)"
+            } else {
+                "at the server of their directory"
+            },
+            definition.data_hash,
+            definition.meta_hash
+        ),
     };
-    text += &format!(
-        "  hashes: {} of files, {} of names\n",
-        definition.data_hash, definition.meta_hash
-    );
     text += &HomeShares::of(definition).text();
     if let Some(cluster) = &definition.cluster {
         text += &format!(

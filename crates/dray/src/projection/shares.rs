@@ -48,22 +48,31 @@ impl SliceShares {
     }
 }
 
+/// The server of all names, where servers have their own disks.
+const HOME: ServerIndex = ServerIndex(0);
 /// Consecutive inode numbers that are looked at.
 const SAMPLE: u64 = 100_000;
 
-/// Per cent of files at home, and of directories, for each server.
+/// Per cent of files at home, and of directories, for each server. With servers that have their own disks all
+/// names and attributes are at the first one, and what is spread are data.
 pub struct HomeShares {
     servers: Vec<(String, f64, f64)>,
+    own_disks: bool,
 }
 
 impl HomeShares {
     pub fn of(definition: &Definition) -> HomeShares {
         let placement = Placement::new(definition);
+        let own_disks = !definition.layout.is_shared();
+        let count = definition.servers.len() as u64;
         let mut counts = vec![(0_u64, 0_u64); definition.servers.len()];
         for ino in 0..SAMPLE {
             let id = FileId { ino, generation: 0 };
-            let (ServerIndex(file), ServerIndex(dir)) =
-                (placement.home(id), placement.directory(id));
+            let (ServerIndex(file), ServerIndex(dir)) = match own_disks {
+                // Data are in all blocks of a large file. `modulo` goes by the number, too.
+                true => (placement.block(id, ino / count), HOME),
+                false => (placement.home(id), placement.directory(id)),
+            };
             counts[usize::from(file)].0 += 1;
             counts[usize::from(dir)].1 += 1;
         }
@@ -71,17 +80,22 @@ impl HomeShares {
         let share = |(server, (files, dirs)): (&String, (u64, u64))| {
             (server.clone(), per_cent(files), per_cent(dirs))
         };
-        HomeShares { servers: definition.servers.iter().zip(counts).map(share).collect() }
+        HomeShares {
+            servers: definition.servers.iter().zip(counts).map(share).collect(),
+            own_disks,
+        }
     }
 
     pub fn json(&self) -> Value {
-        let share = |(server, files, dirs): &(String, f64, f64)| json!({ "server": server, "files_percent": files, "directories_percent": dirs });
+        let key = if self.own_disks { "data_percent" } else { "files_percent" };
+        let share = |(server, files, dirs): &(String, f64, f64)| json!({ "server": server, key: files, "directories_percent": dirs });
         self.servers.iter().map(share).collect()
     }
 
     pub fn text(&self) -> String {
         let width = self.servers.iter().map(|(server, ..)| server.len()).max().unwrap_or(0);
-        let mut text = format!("  {:width$}  FILES  DIRECTORIES\n", "SERVER");
+        let files = if self.own_disks { " DATA" } else { "FILES" };
+        let mut text = format!("  {:width$}  {files}  DIRECTORIES\n", "SERVER");
         for (server, files, dirs) in &self.servers {
             text += &format!("  {server:width$}  {files:4.1}%  {dirs:10.1}%\n");
         }

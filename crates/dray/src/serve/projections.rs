@@ -1,6 +1,6 @@
 //! Projections of which this server is a part: each one is an export, and its clients get the definition.
 
-use std::net::ToSocketAddrs;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -89,6 +89,37 @@ pub fn unresolved_servers(file: &Path, definition: &Definition) -> Vec<String> {
         ))
     };
     definition.servers.iter().filter_map(resolve).collect()
+}
+
+/// Servers that have an address of one before them in the definition: one server under two names. Servers
+/// without an address here are left out. A server that serves does not ask this. Behind a router that
+/// translates addresses, two servers of a sound projection can look like one.
+pub fn servers_named_twice(file: &Path, definition: &Definition) -> Vec<String> {
+    let addresses = |server: &String| match server.parse() {
+        Ok(Address::Tcp { host, port }) => {
+            (host.as_str(), port).to_socket_addrs().map(Iterator::collect).unwrap_or_default()
+        }
+        _ => Vec::new(),
+    };
+    let mut known: Vec<(&String, Vec<SocketAddr>)> = Vec::with_capacity(definition.servers.len());
+    let mut twice = Vec::new();
+    for server in &definition.servers {
+        let own = addresses(server);
+        let has_own =
+            |(_, all): &&(&String, Vec<SocketAddr>)| all.iter().any(|one| own.contains(one));
+        if let Some((first, shared)) = known.iter().find(has_own) {
+            let address = shared.iter().find(|one| own.contains(one)).map(ToString::to_string);
+            twice.push(format!(
+                "{}: projection `{}`: {first} and {server} are one server, {}: leave one of them out, or \
+                 mend DNS or /etc/hosts",
+                file.display(),
+                definition.name,
+                address.unwrap_or_default()
+            ));
+        }
+        known.push((server, own));
+    }
+    twice
 }
 
 /// The exports of the projections in `file` that this server is a part of. Errors: anything is wrong

@@ -334,21 +334,26 @@ fn mount(report: &Value, room: Option<usize>, out: &mut String) {
 /// How it stands with one server.
 fn session(server: &Value, out: &mut String) {
     let is = |what: &str| server[what] == true;
-    let unused = server["slices"].as_array().is_some_and(Vec::is_empty);
+    // With failover a session begins with the first use of a slice.
+    if server["slices"].as_array().is_some_and(Vec::is_empty) {
+        return line(out, &format!("  server {}: not used so far", text(&server["address"])));
+    }
     let state = match (is("connected"), is("evicted"), is("redefined")) {
-        _ if unused => "not used so far",
         (_, true, _) => "EVICTED by its administrator, unmount and mount again",
         (_, _, true) => "REDEFINED: the projection is another one now, unmount and mount again",
         (true, _, _) => "connected",
         (false, _, _) => "AWAY, trying again",
     };
+    let of_session = match text(&server["session"]) {
+        id if id.is_empty() => "no session".to_owned(),
+        id => format!("session {id}"),
+    };
     let share = server["calls_percent"].as_f64();
     line(
         out,
         &format!(
-            "  server {}: {state}, session {}, {} connections, {} calls{}, {} in flight",
+            "  server {}: {state}, {of_session}, {} connections, {} calls{}, {} in flight",
             text(&server["address"]),
-            text(&server["session"]),
             server["connections"],
             server["calls"],
             share.map_or(String::new(), |share| format!(" ({share} % of all)")),
@@ -475,6 +480,23 @@ mod tests {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }
         assert!(!text.contains('\u{1b}'));
+    }
+
+    #[test]
+    fn a_server_without_a_session_so_far_has_none_to_show() {
+        let shown = |slices: Value| {
+            let mut text = String::new();
+            let server =
+                json!({ "address": "tcp://io1", "session": "", "slices": slices, "calls": 0 });
+            session(&server, &mut text);
+            text
+        };
+        assert_eq!(shown(json!([])), "  server tcp://io1: not used so far\n");
+        let away = shown(json!(["x/0.1"]));
+        assert!(
+            away.contains("AWAY, trying again, no session, ") && away.contains("x/0.1"),
+            "{away}"
+        );
     }
 
     #[test]

@@ -168,6 +168,7 @@ fn a_file_of_projections_is_checked_and_shown() {
     for (from, to, code, words) in [
         ("other'", "socket'", 2, "is there twice"),
         ("'cluster'", "'clustre'", 2, "one of cluster"),
+        ("'unix://", "'tcp://localhost', 'tcp://127.0.0.1', 'unix://", 1, "are one server"),
         ("'unix://", "'tcp://no-such-host.invalid', 'unix://", 1, "has no address here"),
     ] {
         fs::write(&file, good.replacen(from, to, 1)).unwrap();
@@ -175,7 +176,16 @@ fn a_file_of_projections_is_checked_and_shown() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.code() == Some(code) && said.contains(words), "{to}: {said}");
     }
-    // Nor is anything served then.
+    // Two servers of one machine are two.
+    fs::write(
+        &file,
+        good.replacen("'unix://", "'tcp://127.0.0.1:7001', 'tcp://127.0.0.1', 'unix://", 1),
+    )
+    .unwrap();
+    rig.demand(&["projection", "check", path]);
+    // What cannot be resolved is not served.
+    fs::write(&file, good.replacen("'unix://", "'tcp://no-such-host.invalid', 'unix://", 1))
+        .unwrap();
     let listen = format!("unix://{}", rig.path("socket").display());
     let state = rig.path("state").display().to_string();
     let served = rig.run(&["serve", "--projections", path, "--listen", &listen, "--state", &state]);
@@ -186,4 +196,39 @@ fn a_file_of_projections_is_checked_and_shown() {
     assert!(
         String::from_utf8_lossy(&missing.stderr).contains("no projection `nothing`, but scratch")
     );
+}
+
+/// The first server has all names. Data are spread, by blocks where files have several.
+#[test]
+fn of_own_disks_it_is_shown_that_the_home_has_all_names() {
+    let rig = Rig::new();
+    let file = rig.path("projections.toml");
+    let path = file.to_str().unwrap();
+    for (layout, more, of_a_file) in [
+        ("file", "spread_creates = true", "the data of a file: at one server"),
+        ("stripe", "width = 2", "over 2 servers"),
+        ("stripe", "data_hash = 'modulo'", "over 3 servers"),
+    ] {
+        let servers = "['tcp://io1', 'tcp://io2', 'tcp://io3']";
+        let text = format!(
+            "[projection.own]\nlayout = '{layout}'\nservers = {servers}\npath = '/disk'\n{more}\n"
+        );
+        fs::write(&file, text).unwrap();
+        let shown = rig.demand(&["projection", "show", path]);
+        for part in [of_a_file, "names, attributes and locks: at the home tcp://io1:7440", " DATA "]
+        {
+            assert!(shown.contains(part), "{part} is missing in {shown}");
+        }
+        assert!(!shown.contains("FILES") && !shown.contains("their directory"), "{shown}");
+        let json = rig.demand(&["projection", "show", path, "own", "--json"]);
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let shares = json[0]["shares"].as_array().unwrap();
+        let names: Vec<f64> =
+            shares.iter().map(|one| one["directories_percent"].as_f64().unwrap()).collect();
+        assert_eq!(names, [100.0, 0.0, 0.0], "{layout}");
+        for share in shares {
+            let data = share["data_percent"].as_f64().unwrap();
+            assert!((32.0..35.0).contains(&data), "{layout} {more}: {json}");
+        }
+    }
 }

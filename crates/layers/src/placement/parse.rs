@@ -45,7 +45,7 @@ struct WrittenProjection {
     layout: String,
     servers: Vec<String>,
     path: String,
-    width: Option<usize>,
+    width: Option<toml::Value>,
     stripe: Option<WrittenSize>,
     data_hash: Option<String>,
     meta_hash: Option<String>,
@@ -112,7 +112,7 @@ fn read_projection(
     let written: WrittenProjection = value
         .clone()
         .try_into()
-        .map_err(|error: toml::de::Error| vec![error.message().to_owned()])?;
+        .map_err(|error: toml::de::Error| vec![error.to_string().trim_end().replace('\n', " ")])?;
     let mut errors = Vec::new();
     let mut note = |what: String| errors.push(what);
     if let Err(what) = check_name(name) {
@@ -129,16 +129,7 @@ fn read_projection(
     if !written.path.starts_with('/') || written.path.split('/').any(|part| part == "..") {
         note(format!("path `{}`: an absolute path without `..` is needed", written.path));
     }
-    let width = written.width.unwrap_or_else(|| match layout {
-        Some(layout) if layout.is_striped() => written.servers.len(),
-        _ => 1,
-    });
-    if width == 0 || width > written.servers.len().max(1) {
-        note(format!(
-            "width {width}: it is a number of servers, from 1 to {}",
-            written.servers.len().max(1)
-        ));
-    }
+    let width = check_width(written.width.as_ref(), layout, written.servers.len(), &mut note);
     let stripe_bytes = check_stripe(written.stripe.as_ref(), &mut note);
     let failover = written.failover.unwrap_or(cluster.is_some());
     if let Some(layout) = layout.filter(|_| failover) {
@@ -264,6 +255,29 @@ pub(super) fn normal_server(server: &str) -> Result<String, String> {
     Ok(format!("tcp://{}:{}", name.to_ascii_lowercase(), port.trim_start_matches('0')))
 }
 
+/// `servers`: how many there are.
+fn check_width(
+    written: Option<&toml::Value>,
+    layout: Option<Layout>,
+    servers: usize,
+    note: &mut impl FnMut(String),
+) -> usize {
+    let Some(written) = written else {
+        return layout.filter(|layout| layout.is_striped()).map_or(1, |_| servers);
+    };
+    let number = written.as_integer().and_then(|width| usize::try_from(width).ok());
+    match number {
+        Some(width) if (1..=servers.max(1)).contains(&width) => width,
+        _ => {
+            note(format!(
+                "width {written}: it is a number of servers, from 1 to {}",
+                servers.max(1)
+            ));
+            1
+        }
+    }
+}
+
 fn check_failover(layout: Layout, servers: usize, note: &mut impl FnMut(String)) {
     match layout {
         Layout::Cluster | Layout::ClusterStripe => {}
@@ -370,6 +384,9 @@ mod tests {
             ("\"tcp://io1\"", "\"tcp://io1:0\"", "tcp://HOST"),
             ("width = 2", "width = 5", "from 1 to 4"),
             ("width = 2", "width = 0", "from 1 to 4"),
+            ("width = 2", "width = -2", "width -2: it is a number of servers, from 1 to 4"),
+            ("width = 2", "width = \"two\"", "width \"two\": it is a number of servers"),
+            ("width = 2", "atomic = 7", "`atomic`"),
             ("\"512K\"", "\"500K\"", "power of two"),
             ("\"512K\"", "2048", "power of two"),
             ("\"512K\"", "\"99999999999G\"", "power of two"),
