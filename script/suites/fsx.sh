@@ -1,6 +1,6 @@
 #!/bin/bash
 # fsx: random operations on one file, every read compared with what must be there.
-# fsx.sh [classic|uring]; $TOOLS/fsx is the program.
+# fsx.sh [classic|uring]; $TOOLS/fsx is the program. FSX_OWN_DISKS=N: operations on servers' own disks.
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"
 transport=${1:-classic}
@@ -76,7 +76,32 @@ over_two_mounts() {
     [ "$(written twin)" -gt 0 ]
     return "$code"
 }
+# own_disks LAYOUT: through a mount of three servers, whose blocks are smaller than most requests. The file is
+# there as one in the end.
+own_disks() {
+    local at=$scratch/$1 code=0 number
+    define_own_disks "$1" "$scratch/store/$1"
+    for number in 1 2 3; do serve_cluster "$number"; done
+    mount_cluster "$1"
+    run mapped "${FSX_OWN_DISKS:-2000}" "$at/fsx" || code=$?
+    [ -s "$at/fsx" ]
+    cp "$at/fsx" "$scratch/$1.before"
+    unmount_at "$1"
+    for number in 1 2 3; do
+        stop_cluster "$number"
+        find "$scratch/store/$1/disk$number/objects" -type f -size +0 >>"$scratch/$1.objects"
+        rm -rf "$scratch/state$number"
+    done
+    # Else it was no test of several targets.
+    [ "$1" = file ] || [ "$(wc -l <"$scratch/$1.objects")" = 3 ]
+    "$DRAY" reassemble "$scratch/store/$1"/disk{1,2,3} --to "$scratch/$1.plain"
+    cmp "$scratch/$1.before" "$scratch/$1.plain/fsx"
+    return "$code"
+}
 check plain run plain 10000 "$scratch/mnt/plain"
 check mapped run mapped 10000 "$scratch/mnt/mapped"
 check two-mounts over_two_mounts
+# What places data on servers does not see how the kernel asks for them.
+[ "$transport" = classic ] || finish
+for layout in 'file' stripe; do check "$layout" own_disks "$layout"; done
 finish
