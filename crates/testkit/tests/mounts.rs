@@ -81,7 +81,7 @@ impl Rig {
         rig
     }
 
-    /// Three servers that share `served`, as a projection of this layout.
+    /// Three servers of a projection of this layout. They share `served`, or `%n` in it makes a directory for each.
     fn projected(binary: &OsString, served: &Path, layout: &str, mounts: (usize, &str)) -> Rig {
         let dir = TempDir::new("mounts").expect("a temporary directory");
         let sockets = [1, 2, 3].map(|number| dir.path().join(format!("socket{number}")));
@@ -400,9 +400,32 @@ fn projected_as(quirks: Quirks, (layout, cases): (&str, u32), options: &str) {
     for mounts in [2, 3] {
         let served = tmpfs.path().join(mounts.to_string());
         std::fs::create_dir(&served).expect("a directory");
-        let rig = Rig::projected(&binary, &served, layout, (mounts, options));
-        fixture::generated(&sequences(STEPS), cases, 1_000, |steps| case(&rig, quirks, &steps));
+        agree_projected(&binary, &served, quirks, (layout, cases), (mounts, options));
     }
+}
+
+/// The same over three directories, each of which is the disk of one server.
+fn on_own_disks(layout: &str, transport: &str) {
+    let Some(binary) = binary() else { return };
+    let disks = Ext4::new(256 << 20, "").expect("an ext4");
+    let own = disks.path().join("disk%n");
+    (1..=3).for_each(|number| {
+        let disk = disks.path().join(format!("disk{number}"));
+        std::fs::create_dir(disk).expect("a directory");
+    });
+    let options = format!("transport={transport}");
+    agree_projected(&binary, &own, Quirks::mounted(), (layout, 15), (2, &options));
+}
+
+fn agree_projected(
+    binary: &OsString,
+    served: &Path,
+    quirks: Quirks,
+    (layout, cases): (&str, u32),
+    mounts: (usize, &str),
+) {
+    let rig = Rig::projected(binary, served, layout, mounts);
+    fixture::generated(&sequences(STEPS), cases, 1_000, |steps| case(&rig, quirks, &steps));
 }
 
 // proves: P139
@@ -423,6 +446,20 @@ fn mounts_of_a_cluster_under_leases_agree_with_the_model_classic() {
 fn mounts_of_a_striped_cluster_agree_with_the_model_uring() {
     if rings_are_on() {
         projected("layout = 'cluster-stripe'\nstripe = '4K'", "uring");
+    }
+}
+
+// proves: P170
+#[test]
+fn mounts_of_files_on_own_disks_agree_with_the_model_classic() {
+    on_own_disks("layout = 'file'", "classic");
+}
+
+// proves: P170
+#[test]
+fn mounts_of_stripes_on_own_disks_agree_with_the_model_uring() {
+    if rings_are_on() {
+        on_own_disks("layout = 'stripe'\nstripe = '4K'", "uring");
     }
 }
 
