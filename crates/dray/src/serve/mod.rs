@@ -117,6 +117,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let names: Vec<&str> = plan.exports.iter().map(|export| export.name.as_str()).collect();
     let options = ServerOptions { boot: boot.memory_state, ..options };
     let server = Server::awaiting(options, &names, Arc::new(journal));
+    forward::nodes().are_of(&server);
     let exports: Vec<_> =
         plan.exports.iter().map(|plan| Arc::new(ExportState::new(plan))).collect();
     let slices = slices::of_plan(&plan, &slice_options, (&server, &state_dir));

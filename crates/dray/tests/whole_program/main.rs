@@ -50,6 +50,7 @@ mod slips;
 mod squashed;
 mod stacked;
 mod stacked_leases;
+mod stacked_waits;
 mod starting;
 mod state_disk;
 mod state_place;

@@ -14,14 +14,14 @@ use serde_json::Value;
 const USER: u32 = 4_321;
 
 /// A server of a directory, and one that forwards to it. Other users can get there.
-struct Levels {
-    far: Rig,
-    middle: Rig,
+pub struct Levels {
+    pub far: Rig,
+    pub middle: Rig,
     options: &'static str,
 }
 
 impl Levels {
-    fn new(options: &'static str) -> Levels {
+    pub fn new(options: &'static str) -> Levels {
         let mut levels = Levels { far: Rig::new(), middle: Rig::new(), options };
         for rig in [&levels.far, &levels.middle] {
             fs::set_permissions(rig.path("."), fs::Permissions::from_mode(0o755)).unwrap();
@@ -53,13 +53,13 @@ impl Levels {
 }
 
 /// Of the server of `rig`.
-fn status(rig: &Rig) -> Value {
+pub fn status(rig: &Rig) -> Value {
     let text = rig.demand(&["status", "--json"]);
     let mut all = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     all.find(|one| one["kind"] == "server").unwrap()
 }
 
-fn open(path: &Path) -> File {
+pub fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
 }
 

@@ -1,4 +1,6 @@
-//! Detects servers that would serve their own files to themselves.
+//! What a server that forwards is to the others.
+//!
+//! It detects servers that would serve their own files to themselves, and passes the question for batch jobs on.
 //!
 //! A server can be a client of other servers. Its sessions there have nodes of a kind of their own
 //! ([`NodeId::of_server`]), one for each export. An export that is greeted by its own node would
@@ -8,10 +10,11 @@
 //! nodes, too.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use dray_core::{Errno, NodeId};
+use dray_core::{Errno, NodeId, Pid, TellJobs};
 
+use crate::server::service::{Inner, Server};
 use crate::server::sessions::refused;
 use crate::wire::Refused;
 
@@ -21,9 +24,11 @@ const WAITING_MAX: usize = 16;
 const EXPORTS_MAX: usize = 1024;
 
 /// The nodes by which other servers know this server, and the servers that wait for its exports.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct ForwardingNodes {
     state: Mutex<State>,
+    /// Has the exports that are forwarded.
+    server: OnceLock<Weak<Inner>>,
 }
 
 #[derive(Debug, Default)]
@@ -42,6 +47,21 @@ impl ForwardingNodes {
     /// Other servers know this server by `node` where it forwards calls to `export`.
     pub fn add(&self, node: NodeId, export: &str) {
         self.lock().own.insert(node, export.to_owned());
+    }
+
+    /// `server` has the exports that are forwarded; the first one stays.
+    pub fn are_of(&self, server: &Server) {
+        let _ = self.server.set(Arc::downgrade(&server.inner)); // as it says
+    }
+
+    /// Asks the clients of the forwarded `export` for the batch jobs of these callers, and hands on what they answer in
+    /// time. It does not wait, and is called on an executor.
+    pub fn find_jobs(&self, export: &str, callers: Vec<Pid>, tell: TellJobs) {
+        let Some(server) = self.server.get().and_then(Weak::upgrade) else {
+            return tell(Vec::new());
+        };
+        let export = export.to_owned();
+        dray_rt::spawn(async move { tell(server.jobs_of_forwarded(&export, &callers).await) });
     }
 
     /// The servers that were refused since `export` is not open, the last `WAITING_MAX` of them.

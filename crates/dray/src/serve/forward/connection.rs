@@ -116,6 +116,10 @@ async fn connect(
             Ok(client) => {
                 // Clients open their files anew: none is attached.
                 client.stack().session.attached();
+                let name = export.to_owned();
+                client.stack().session.find_jobs_by(Box::new(move |callers, tell| {
+                    super::nodes().find_jobs(&name, callers, tell);
+                }));
                 return Ok(client);
             }
             Err(error) => error,

@@ -9,11 +9,14 @@ use dray_core::{CallersJob, Pid};
 use dray_rt::sync::oneshot;
 use dray_rt::{Instant, timeout};
 
+use crate::server::service::{Inner, lock};
 use crate::server::session::ServerSession;
 use crate::wire::{CALLERS_MAX, NotifyHead, put_callers};
 
 /// How long clients are waited for, all of them together.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// The same where a server above waits as long as that for the answer.
+const PATIENCE_BELOW: Duration = Duration::from_millis(300);
 /// Clients asked for one look at the server.
 const CLIENTS_MAX: usize = 256;
 /// Questions that one client may leave unanswered; then the oldest is forgotten.
@@ -62,11 +65,16 @@ pub(crate) type Callers = BTreeMap<u64, (Arc<ServerSession>, BTreeSet<Pid>)>;
 /// Clients that have been asked.
 pub(crate) struct JobQuery {
     since: Instant,
+    patience: Duration,
     answers: Vec<(u64, oneshot::Receiver<Vec<CallersJob>>)>,
 }
 
 /// Asks each of `sessions` for the jobs of these callers; does not wait.
 pub(crate) fn ask(sessions: &Callers) -> JobQuery {
+    ask_within(sessions, PATIENCE)
+}
+
+fn ask_within(sessions: &Callers, patience: Duration) -> JobQuery {
     let answers = sessions.values().take(CLIENTS_MAX).filter_map(|(session, callers)| {
         let connection = session.connections().into_iter().next()?;
         let callers: Vec<Pid> = callers.iter().copied().take(CALLERS_MAX).collect();
@@ -78,7 +86,7 @@ pub(crate) fn ask(sessions: &Callers) -> JobQuery {
         connection.flush();
         Some((session.id, receiver))
     });
-    JobQuery { since: dray_rt::now(), answers: answers.collect() }
+    JobQuery { since: dray_rt::now(), patience, answers: answers.collect() }
 }
 
 impl JobQuery {
@@ -86,10 +94,54 @@ impl JobQuery {
     pub(crate) async fn jobs(self) -> Jobs {
         let mut jobs = Jobs::new();
         for (session, receiver) in self.answers {
-            let left = PATIENCE.saturating_sub(self.since.elapsed());
+            let left = self.patience.saturating_sub(self.since.elapsed());
             let Ok(Ok(answer)) = timeout(left, receiver).await else { continue };
             jobs.extend(answer.into_iter().map(|(caller, job)| ((session, caller), job)));
         }
         jobs
+    }
+}
+
+impl Inner {
+    /// The jobs of those of `callers` that have calls to `export` under way, for the server that it is forwarded to.
+    /// There a caller is a number alone: of two clients that have the same number none is answered.
+    pub(in crate::server) async fn jobs_of_forwarded(
+        &self,
+        export: &str,
+        callers: &[Pid],
+    ) -> Vec<CallersJob> {
+        let (mut jobs, unknown) = self.callers_under_way(export, callers);
+        let answered = ask_within(&unknown, PATIENCE_BELOW).jobs().await;
+        for ((session, caller), job) in answered {
+            // Only about whom it was asked: no client speaks for others.
+            if unknown.get(&session).is_some_and(|(_, asked)| asked.contains(&caller)) {
+                jobs.entry(caller).or_default().insert(job);
+            }
+        }
+        let only = |(caller, mut jobs): (Pid, BTreeSet<Box<str>>)| {
+            Some((caller, jobs.pop_first().filter(|_| jobs.is_empty())?))
+        };
+        jobs.into_iter().filter_map(only).collect()
+    }
+
+    /// The jobs that came with calls, and the callers whose clients are to be asked.
+    fn callers_under_way(
+        &self,
+        export: &str,
+        callers: &[Pid],
+    ) -> (BTreeMap<Pid, BTreeSet<Box<str>>>, Callers) {
+        let sessions = lock(&self.sessions).clone();
+        let (mut known, mut unknown) = (BTreeMap::<_, BTreeSet<_>>::new(), Callers::new());
+        for call in lock(&self.running).values().filter(|call| callers.contains(&call.cx.pid)) {
+            let of_export = |session: &&Arc<ServerSession>| session.export.name == export;
+            let Some(session) = sessions.get(&call.session).filter(of_export) else { continue };
+            if !call.cx.who.job.is_empty() {
+                known.entry(call.cx.pid).or_default().insert(call.cx.who.job.clone());
+            } else if session.knows_jobs() {
+                let of = unknown.entry(session.id);
+                of.or_insert_with(|| (session.clone(), BTreeSet::new())).1.insert(call.cx.pid);
+            }
+        }
+        (known, unknown)
     }
 }
