@@ -70,6 +70,52 @@ fn clients_tell_the_jobs_of_callers_when_their_server_is_looked_at() {
     });
 }
 
+/// A server above knows a caller by its number alone.
+// proves: P366
+#[test]
+fn a_server_that_forwards_tells_the_jobs_of_callers_that_no_two_clients_disagree_on() {
+    simulate(12, async {
+        let (network, scope) = (Network::new(), Scope::new());
+        let server = slow_server(Duration::from_secs(60));
+        serve_simulated(&network, "s", &server, &scope);
+        let nodes = dray_rpc::server::ForwardingNodes::default();
+        let ask = async |export: &str| {
+            let (send, receive) = dray_rt::sync::oneshot::channel();
+            let callers = [77, 78, 79, 80, 81].map(Pid).to_vec();
+            nodes.find_jobs(export, callers, Box::new(move |jobs| drop(send.send(jobs))));
+            receive.await.unwrap()
+        };
+        assert_eq!(ask("data").await, [], "there is no server yet");
+        nodes.are_of(&server);
+        let jobs = [
+            (77, "4711"),
+            (78, "one"),
+            (78, "two"),
+            (79, "same"),
+            (79, "same"),
+            (81, "4712"),
+            (81, ""),
+        ];
+        for (number, (pid, job)) in jobs.into_iter().enumerate() {
+            let fs = connect(network.connector("s"), client_options()).await.unwrap();
+            fs.find_jobs_by(Box::new(move |callers, tell| {
+                let known = callers.into_iter().filter(|_| !job.is_empty());
+                let forged = (Pid(80), "forged".into());
+                tell(known.map(|one| (one, job.into())).chain([forged]).collect());
+            }));
+            let cx = Context { pid: Pid(pid), ..Context::system() };
+            dray_rt::spawn(async move {
+                let what = Make::Directory { mode: 0o755 };
+                fs.make(&cx, fs.info().root, name(&format!("d{number}")), what).await.unwrap();
+            });
+        }
+        dray_rt::sleep(Duration::from_secs(1)).await;
+        let answered: Vec<(Pid, Box<str>)> = ask("data").await;
+        assert_eq!(answered, [(Pid(77), "4711".into()), (Pid(79), "same".into())]);
+        assert_eq!(ask("other").await, [], "nobody has a call to it under way");
+    });
+}
+
 /// No other client is woken for the change.
 // proves: P8
 #[test]

@@ -102,9 +102,12 @@ impl JobQuery {
     }
 }
 
+/// What is known of the jobs of each caller; none: of a call with this caller it is not known.
+type KnownJobs = BTreeMap<Pid, BTreeSet<Option<Box<str>>>>;
+
 impl Inner {
     /// The jobs of those of `callers` that have calls to `export` under way, for the server that it is forwarded to.
-    /// There a caller is a number alone: of two clients that have the same number none is answered.
+    /// There a caller is a number alone. Two clients may have the same number: both have to say the same.
     pub(in crate::server) async fn jobs_of_forwarded(
         &self,
         export: &str,
@@ -112,34 +115,34 @@ impl Inner {
     ) -> Vec<CallersJob> {
         let (mut jobs, unknown) = self.callers_under_way(export, callers);
         let answered = ask_within(&unknown, PATIENCE_BELOW).jobs().await;
-        for ((session, caller), job) in answered {
-            // Only about whom it was asked: no client speaks for others.
-            if unknown.get(&session).is_some_and(|(_, asked)| asked.contains(&caller)) {
-                jobs.entry(caller).or_default().insert(job);
+        for (session, (_, asked)) in &unknown {
+            for caller in asked {
+                let job = answered.get(&(*session, *caller)).cloned();
+                jobs.entry(*caller).or_default().insert(job);
             }
         }
-        let only = |(caller, mut jobs): (Pid, BTreeSet<Box<str>>)| {
-            Some((caller, jobs.pop_first().filter(|_| jobs.is_empty())?))
+        let only = |(caller, mut jobs): (Pid, BTreeSet<Option<Box<str>>>)| {
+            let job = jobs.pop_first().filter(|_| jobs.is_empty())??;
+            Some((caller, job))
         };
         jobs.into_iter().filter_map(only).collect()
     }
 
     /// The jobs that came with calls, and the callers whose clients are to be asked.
-    fn callers_under_way(
-        &self,
-        export: &str,
-        callers: &[Pid],
-    ) -> (BTreeMap<Pid, BTreeSet<Box<str>>>, Callers) {
+    fn callers_under_way(&self, export: &str, callers: &[Pid]) -> (KnownJobs, Callers) {
+        let callers: BTreeSet<Pid> = callers.iter().copied().collect();
         let sessions = lock(&self.sessions).clone();
-        let (mut known, mut unknown) = (BTreeMap::<_, BTreeSet<_>>::new(), Callers::new());
+        let (mut known, mut unknown) = (KnownJobs::new(), Callers::new());
         for call in lock(&self.running).values().filter(|call| callers.contains(&call.cx.pid)) {
             let of_export = |session: &&Arc<ServerSession>| session.export.name == export;
             let Some(session) = sessions.get(&call.session).filter(of_export) else { continue };
-            if !call.cx.who.job.is_empty() {
-                known.entry(call.cx.pid).or_default().insert(call.cx.who.job.clone());
-            } else if session.knows_jobs() {
+            let job = &call.cx.who.job;
+            if job.is_empty() && session.knows_jobs() {
                 let of = unknown.entry(session.id);
                 of.or_insert_with(|| (session.clone(), BTreeSet::new())).1.insert(call.cx.pid);
+            } else {
+                let job = (!job.is_empty()).then(|| job.clone());
+                known.entry(call.cx.pid).or_default().insert(job);
             }
         }
         (known, unknown)
