@@ -21,7 +21,8 @@ from time import monotonic
 # Test files and programs that take a quarter of a minute or more, the longest first. One of them that begins
 # last would run alone in the end. The last lines of the log have the times of a run.
 LONGEST = (
-    "whole_program/failover", "whole_program/supervision", "whole_program/system", "whole_program/parting",
+    "whole_program/failover", "whole_program/failover_hangs", "whole_program/supervision", "whole_program/system",
+    "whole_program/parting",
     "whole_program/transport", "whole_program/hanging", "whole_program/held_back", "whole_program/survey",
     "whole_program/daemon_death", "whole_program/cluster", "whole_program/stacked", "whole_program/limits",
     "whole_program/round_trips", "whole_program/two_mounts", "whole_program/messages",

@@ -18,12 +18,19 @@ const TAKEOVER_MAX: Duration = Duration::from_secs(4);
 /// Three servers, the rig of the first one mounts, and etcd.
 pub struct Cluster {
     pub servers: Vec<Rig>,
+    /// Where each server has the file system; empty: all at one place.
+    below: Vec<PathBuf>,
     _etcd: Etcd,
 }
 
 impl Cluster {
     /// None: etcd is not installed, which has been said.
     pub fn new(layout: &str) -> Option<Cluster> {
+        Cluster::over(layout, &[])
+    }
+
+    /// Each server has the file system by a directory of its own, if these are given.
+    pub fn over(layout: &str, below: &[PathBuf]) -> Option<Cluster> {
         let servers: Vec<Rig> = (0..3).map(|_| Rig::new()).collect();
         let dir = servers[0].path("etcd");
         fs::create_dir(&dir).unwrap();
@@ -42,7 +49,7 @@ impl Cluster {
             path.display()
         );
         fs::write(servers[0].path("projections.toml"), text).unwrap();
-        let mut cluster = Cluster { servers, _etcd: etcd };
+        let mut cluster = Cluster { servers, below: below.to_vec(), _etcd: etcd };
         (0..3).for_each(|number| cluster.serve(number));
         wait_for("all slices to be in step", || cluster.is_settled());
         Some(cluster)
@@ -50,8 +57,13 @@ impl Cluster {
 
     pub fn serve(&mut self, number: usize) {
         let file = self.servers[0].path("projections.toml");
+        let at = self.servers[0].path("export");
         let log = self.servers[number].path("log");
-        self.servers[number].serve_logging(&log, &["--projections", file.to_str().unwrap()]);
+        let args = ["--projections", file.to_str().unwrap()];
+        match self.below.get(number) {
+            Some(below) => self.servers[number].serve_at((below, &at), &log, &args),
+            None => self.servers[number].serve_logging(&log, &args),
+        }
     }
 
     fn mount(&mut self, number: usize, name: &str) -> PathBuf {
@@ -89,7 +101,7 @@ impl Cluster {
     }
 
     /// The slices that a server answers calls for, in their order.
-    fn served(&self, number: usize) -> Vec<String> {
+    pub fn served(&self, number: usize) -> Vec<String> {
         let failover = self.failover(number);
         let slices = failover["slices"].as_array().cloned().unwrap_or_default();
         let here = slices.iter().filter(|slice| slice["answered_here"] == true);

@@ -19,6 +19,7 @@ mod devices;
 mod died;
 mod documented;
 mod failover;
+mod failover_hangs;
 mod failover_leases;
 mod handles;
 mod hanging;

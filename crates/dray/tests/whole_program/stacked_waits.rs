@@ -32,7 +32,7 @@ fn the_time_limit_of_a_mount_holds_over_two_levels() {
     let (file, other) = (open(&below.join("f")), open(&above.join("f")));
     for signal in [libc::SIGSTOP, libc::SIGKILL] {
         match signal {
-            libc::SIGSTOP => levels.far.server().signal(signal),
+            libc::SIGSTOP => levels.far.stop_server(),
             _ => drop(levels.far.end_server(signal)),
         }
         let begun = Instant::now();

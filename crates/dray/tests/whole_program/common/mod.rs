@@ -138,6 +138,20 @@ impl Rig {
         self.start_server(&server, Some(log));
     }
 
+    /// The same in a mount namespace in which `from` is at `at`, a directory.
+    pub fn serve_at(&mut self, (from, at): (&Path, &Path), log: &Path, more: &[&str]) {
+        let server = self.server_command(more);
+        let mut apart = Command::new("unshare");
+        apart.envs(server.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        apart.env("FROM", from).env("AT", at);
+        let script = self.path("serve-at.sh");
+        let bind = r#"mount --bind "$FROM" "$AT""#;
+        std::fs::write(&script, format!("{bind}\n{LEAVE_OTHERS_MOUNTS}\nexec \"$@\"\n")).unwrap();
+        apart.args(["--mount", "--propagation", "private", "sh", "-eu"]).arg(script);
+        apart.arg(server.get_program()).args(server.get_args());
+        self.start_server(&apart, Some(log));
+    }
+
     /// The same with so many descriptors, and no way to have more.
     pub fn serve_with_descriptors(&mut self, count: usize, more: &[&str]) {
         self.serve_within(&[&format!("--nofile={count}")], more);
@@ -210,6 +224,18 @@ impl Rig {
     /// The server, which goes on being the rig's: for signals that do not end it.
     pub fn server(&self) -> Pid {
         self.server.unwrap()
+    }
+
+    /// Stops the server, and waits until no thread of it runs: the kernel stops them one after the other.
+    pub fn stop_server(&self) {
+        self.server().signal(libc::SIGSTOP);
+        let tasks = format!("/proc/{}/task", self.server().0);
+        let stands = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(task.unwrap().path().join("stat"));
+            // A thread that has ended meanwhile is none. One that waits in the kernel has not to be asked.
+            stat.is_err() || stat.is_ok_and(|stat| stat.contains(") T ") || stat.contains(") D "))
+        };
+        wait_for("all threads to stand", || std::fs::read_dir(&tasks).unwrap().all(stands));
     }
 
     /// Sends the server a signal; the caller waits for its end.
