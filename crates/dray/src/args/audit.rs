@@ -158,9 +158,18 @@ pub struct SearchArgs {
 /// Of `verify`.
 #[derive(Debug, clap::Args)]
 pub struct VerifyArgs {
-    /// Which log.
-    #[command(flatten)]
-    pub log: LogArgs,
+    /// Name of an export of this machine
+    #[arg(value_name = "EXPORT")]
+    pub export: String,
+    /// Taken for a better message: a key belongs to a target, and no target is verified.
+    #[arg(long, hide = true)]
+    pub auth: Option<String>,
+    /// State directory of the server, where several of this machine have such an export
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub state: Option<PathBuf>,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
     /// A hash that an earlier `verify` has shown, INDEX:HASH: the log must have it still
     #[arg(long, value_name = "INDEX:HASH")]
     pub anchor: Option<String>,

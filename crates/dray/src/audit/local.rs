@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use dray_layers::audit::{
-    AuditFilter, AuditRecord, CONSUMERS_MAX, Consumer, LogReader, ReadStep, SegmentReader,
+    AuditFilter, AuditRecord, CONSUMERS_MAX, Consumer, LogReader, SegmentReader,
 };
 
 use super::access::{
@@ -74,8 +74,8 @@ impl LocalLog {
 fn end_of(place: &LogPlace, first_index: u64) -> Result<(Option<u128>, u64), Failure> {
     for segment in place.segments()?.iter().rev() {
         let Ok(mut reader) = SegmentReader::open(&segment.path) else { continue };
-        while let Ok(ReadStep::Batch(_)) = reader.step() {}
-        return Ok((Some(reader.header.log), reader.next_index));
+        let next_index = reader.end_index().doing(|| place.cannot_read())?;
+        return Ok((Some(reader.header.log), next_index));
     }
     Ok((None, first_index))
 }
@@ -94,7 +94,7 @@ fn size_of_record(record: &AuditRecord) -> usize {
 
 impl Reading {
     /// Reads on until there is enough for an answer. False: there is no more now.
-    fn fill(&mut self) -> Result<bool, dray_layers::audit::LogError> {
+    fn fill(&mut self) -> std::io::Result<bool> {
         let begun_bytes = self.reader.bytes;
         let Reading { reader, filter, pending, seen_us, .. } = self;
         loop {
@@ -200,10 +200,12 @@ impl LogAccess for LocalLog {
     }
 
     fn deregister(&mut self, name: &str) -> Result<(), AccessError> {
-        self.consumer(name)?;
+        // Unread: its file may make no sense.
         let removed = self.place.consumers().remove(name);
-        removed.doing(|| format!("cannot remove the consumer `{name}`"))?;
-        Ok(())
+        match removed.doing(|| format!("cannot remove the consumer `{name}`"))? {
+            true => Ok(()),
+            false => Err(no_consumer(name, &self.place.export).into()),
+        }
     }
 
     fn advance(

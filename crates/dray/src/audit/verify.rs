@@ -15,13 +15,13 @@ use crate::output;
 
 pub fn run(args: &VerifyArgs) -> Result<(), Failure> {
     let anchor = args.anchor.as_deref().map(parse_anchor).transpose()?;
-    if args.log.export.contains("://") {
+    if args.export.contains("://") || args.auth.is_some() {
         return Err(Failure::usage(
             "a log is verified on its server's machine, with the name of the export: it is the files \
              there that somebody may have been at",
         ));
     }
-    let place = LogPlace::find(&args.log.export, args.log.state.as_deref())?;
+    let place = LogPlace::find(&args.export, args.state.as_deref())?;
     let whole = place.segments()?.iter().map(|one| one.bytes).sum();
     let mut progress = ReadProgress::new();
     let begun = dray_rt::now();
@@ -31,7 +31,7 @@ pub fn run(args: &VerifyArgs) -> Result<(), Failure> {
     let seconds = begun.elapsed().as_secs_f64();
     let hash: String = found.hash.iter().map(|byte| format!("{byte:02x}")).collect();
     let anchor = format!("{}:{hash}", found.next_index);
-    if args.log.json {
+    if args.json {
         output::print_json(&json!({
             "segments": found.segments, "records": found.records, "bytes": found.bytes,
             "first_index": found.first_index, "next_index": found.next_index, "anchor": anchor,

@@ -33,6 +33,8 @@ pub struct AuditPlan {
     spill: Option<PathBuf>,
     max_bytes: u64,
     segment_bytes: u64,
+    /// More than `audit` was asked for.
+    has_options: bool,
     /// Machines whose root may read it over the network, whatever the export makes of root.
     pub readers: Vec<Allow>,
 }
@@ -45,6 +47,7 @@ impl Default for AuditPlan {
             spill: None,
             max_bytes: 10 << 30,
             segment_bytes: 64 << 20,
+            has_options: false,
             readers: Vec::new(),
         }
     }
@@ -81,6 +84,7 @@ impl AuditTable {
 impl AuditPlan {
     /// Takes one of the options. Errors: what is wrong with its value, in words.
     pub fn set(&mut self, option: &str, value: &str) -> Result<(), String> {
+        self.has_options |= option != "audit";
         let size = || parse_size(value).map_err(|what| format!("`{option}`: {what}"));
         match option {
             "audit" if matches!(value, "no" | "off") => self.kinds = None,
@@ -118,6 +122,9 @@ impl AuditPlan {
 
     /// Whether the options fit each other. Errors: which do not, in words.
     pub fn check(&self) -> Result<(), String> {
+        if self.kinds.is_none() && self.has_options {
+            return Err("options of an audit need `audit`, too".to_owned());
+        }
         if self.segment_bytes < SEGMENT_MIN_BYTES {
             return Err(format!("a segment of an audit has {}K at least", SEGMENT_MIN_BYTES >> 10));
         }

@@ -433,6 +433,8 @@ mod tests {
             ("home=/srv,readahead=8M", "did you mean `read_ahead`?"),
             ("home=/srv,audit=opne", "there are: all, change, denied, create"),
             ("home=/srv,audit,audit_full=spill", "needs a directory"),
+            ("home=/srv,audit_max=10G", "need `audit`, too"),
+            ("home=/srv,audit_readers=10.0.0.1", "need `audit`, too"),
             ("home=/srv,mountpoint=srv", "absolute path of a mount point, not `srv`"),
             ("home=/srv,mountpoint=ye", "did you mean `yes`?"),
             ("home=/srv,direct=1", "direct is yes or no, not `1`"),

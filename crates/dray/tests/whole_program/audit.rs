@@ -242,6 +242,10 @@ fn a_log_that_somebody_has_been_at_is_found_and_wrong_questions_are_refused() {
     fs::write(&consumer, text.replace(log, "log = \"00\"")).unwrap();
     refused(&["follow", "data", "--name", "one", "--once"], "belongs to another log");
     refused(&["register", "data", "one", "--oldest"], "deregister `one` and register it anew");
+    fs::write(&consumer, "name = ").unwrap();
+    refused(&["list", "data"], "`dray audit deregister data one`");
+    audit(&rig, &["deregister", "data", "one"]);
+    refused(&["deregister", "data", "one"], "no consumer `one`");
     let segments = fs::read_dir(rig.path("state").join("audit/data")).unwrap().flatten();
     let mut segments = segments
         .map(|entry| entry.path())
@@ -252,4 +256,12 @@ fn a_log_that_somebody_has_been_at_is_found_and_wrong_questions_are_refused() {
     bytes[middle] ^= 1;
     fs::write(&segment, &bytes).unwrap();
     refused(&["verify", "data"], "damaged or changed");
+    // What can be read is printed. A start makes neither the damage nor the records go.
+    let all = || records(&rig, &["search", "data", "--kinds", "all"]);
+    let before = all();
+    assert!(before.len() > 1 && before.iter().any(|one| one["kind"] == "gap"), "{before:#?}");
+    serve(&mut rig, "audit");
+    let refused_again = rig.run(&["audit", "verify", "data", "--state", &state]);
+    assert_eq!(refused_again.status.code(), Some(1));
+    rig.end_server(libc::SIGTERM);
 }

@@ -1,5 +1,6 @@
 //! Consumers of a log: who they are, what they want, and how far they are. A file for each.
 
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -163,7 +164,14 @@ fn read(path: &Path) -> io::Result<Option<Consumer>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         text => text?,
     };
-    let parsed = toml::from_str::<Consumer>(&text);
-    let wrong = |error| io::Error::other(format!("{}: {error}", path.display()));
-    parsed.map(Some).map_err(wrong)
+    toml::from_str::<Consumer>(&text).map(Some).map_err(|error| {
+        let export = path.ancestors().nth(2).and_then(Path::file_name); // EXPORT/consumers/NAME.toml
+        let text = |name: Option<&OsStr>| name.unwrap_or_default().to_string_lossy().into_owned();
+        let (export, name) = (text(export), text(path.file_stem()));
+        io::Error::other(format!(
+            "{} makes no sense ({}): remove the consumer with `dray audit deregister {export} {name}`",
+            path.display(),
+            error.message()
+        ))
+    })
 }

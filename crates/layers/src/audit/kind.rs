@@ -178,8 +178,8 @@ impl KindSet {
         self.0 & 1 << kind as u8 != 0
     }
 
-    /// The set of these names. `all` is everything, `none` nothing, `change` all but opens and
-    /// closes. Errors: a name that is not known.
+    /// The set of these names, as readers want it: with `gap` and `start`. `all` is everything else, `none` nothing,
+    /// `change` all but opens and closes. Errors: a name that is not known.
     pub fn of_names<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<KindSet, UnknownKind> {
         let mut set = KindSet::NONE;
         for name in names {
@@ -191,7 +191,7 @@ impl KindSet {
                     set = KindSet(set.0 | KindSet::all().0 & !opens);
                 }
                 name => {
-                    let kind = KindSet::selectable().find(|kind| kind.name() == name);
+                    let kind = AuditKind::ALL.iter().copied().find(|kind| kind.name() == name);
                     set = set.with(kind.ok_or_else(|| UnknownKind(name.to_owned()))?);
                 }
             }
@@ -208,9 +208,14 @@ impl KindSet {
 impl FromStr for KindSet {
     type Err = UnknownKind;
 
-    /// Names separated by commas or plus signs.
+    /// Names separated by commas or plus signs, of what can be chosen.
     fn from_str(text: &str) -> Result<KindSet, UnknownKind> {
-        KindSet::of_names(text.split([',', '+']).map(str::trim).filter(|name| !name.is_empty()))
+        let names = text.split([',', '+']).map(str::trim).filter(|name| !name.is_empty());
+        let set = KindSet::of_names(names)?;
+        match AuditKind::ALL.iter().find(|kind| set.has(**kind) && !KindSet::all().has(**kind)) {
+            None => Ok(set),
+            Some(own) => Err(UnknownKind(own.name().to_owned())),
+        }
     }
 }
 
@@ -249,5 +254,6 @@ mod tests {
         let error = "create,opne".parse::<KindSet>().unwrap_err().to_string();
         assert!(error.contains("`opne`; there are: all, change, denied, create, mkdir"), "{error}");
         assert!("gap".parse::<KindSet>().is_err(), "gaps are always recorded");
+        assert_eq!(KindSet::of_names(["gap", "start"]).unwrap().names(), ["gap", "start"]);
     }
 }

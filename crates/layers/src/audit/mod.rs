@@ -15,14 +15,18 @@ mod log;
 mod packed;
 mod paths;
 mod raw;
+mod reader;
 mod record;
 mod retention;
 mod ring;
+mod salvage;
 mod segment;
+mod segment_reader;
 mod shared;
 #[cfg(test)]
 mod tests;
 mod varint;
+mod verify;
 mod writer;
 
 use std::fs;
@@ -37,17 +41,18 @@ use dray_core::{Admit, Context, Counted, ObservedCall, Op};
 pub use consumers::{CONSUMERS_MAX, Consumer, Consumers};
 pub use filter::AuditFilter;
 pub use kind::{AuditKind, KindSet, UnknownKind};
-pub use log::{LogError, LogReader, SegmentFile, Verified, segments, verify};
+pub use log::{SegmentFile, segments};
 pub use packed::{PACK_RECORDS_MAX, RecordPack, unpack};
 pub use paths::FindPath;
+pub use reader::LogReader;
 pub use record::{
     AuditClient, AuditGap, AuditPeer, AuditRecord, AuditSet, AuditTotals, AuditUser, GROUPS_MAX,
     Text, is_denied,
 };
-pub use segment::{
-    BatchHead, Corruption, HASH_BYTES, Hash, ReadError, ReadStep, SegmentHeader, SegmentReader,
-};
+pub use segment::{BatchHead, Corruption, HASH_BYTES, Hash, SegmentHeader};
+pub use segment_reader::{ReadError, ReadStep, SegmentReader};
 pub use shared::AuditStatus;
+pub use verify::{Verified, verify};
 pub use writer::SYNC_TIME;
 
 use crate::observe::{Observer, Outcome};
@@ -164,6 +169,13 @@ impl Audit {
         };
         let shared = Arc::new(Shared::new(ring));
         let audit = Audit { kinds: options.kinds, full: options.full, shared: shared.clone() };
+        if let Some(broken) = &end.broken {
+            let export = &options.export;
+            ::log::error!(
+                "audit of export `{export}`: {broken}. It stays as it is, and the log goes on in a new segment; `dray \
+                 audit verify {export}` says more"
+            );
+        }
         let torn = end.torn.clone().filter(|torn| {
             // A kill within write(2) leaves a part of a batch, whose records are in the ring still.
             let oldest = shared.ring.oldest();

@@ -51,6 +51,17 @@ impl Retention {
         (self.known.len() as u64, lag.unwrap_or(0))
     }
 
+    /// The consumer that needs the oldest records, in words.
+    pub(super) fn slowest(&self) -> String {
+        let now_us = dray_rt::wall_clock().as_micros() as u64;
+        let keeping = self.known.iter().filter(|one| !one.is_idle(now_us));
+        match (&self.unreadable, keeping.min_by_key(|one| one.bookmark)) {
+            (None, Some(slowest)) => format!("consumer `{}`", slowest.name),
+            (None, None) => "a consumer".to_owned(),
+            (Some(_), _) => "a consumer whose file cannot be read".to_owned(),
+        }
+    }
+
     /// Removes or moves the oldest segments, as far as the log is too large and the policy allows
     /// that. `current` stays. Errors: those of the files.
     pub(super) fn make_room(

@@ -14,26 +14,37 @@
 //! Numbers are little endian. The hash of a batch is BLAKE3 of the hash before it, its head and its records.
 //! So a record that is changed, removed or put in changes all hashes behind it. The last hash of a
 //! segment stands in the header of the next one.
+//!
+//! The magic of a batch is `Abat`, or `Aban` where the tables of the encoding begin anew with it. A reader goes on at
+//! such a one behind a broken place.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use dray_core::fnv1a;
+use dray_rt::Instant;
 
 use super::codec::Codec;
-use super::record::AuditRecord;
-use super::varint::RecordInput;
 
 const MAGIC: &[u8; 8] = b"drayaud\x01";
-const BATCH_MAGIC: u32 = u32::from_le_bytes(*b"Abat");
+pub(super) const BATCH_MAGIC: u32 = u32::from_le_bytes(*b"Abat");
+/// Of a batch that can be read without those before it.
+pub(super) const BATCH_ANEW_MAGIC: u32 = u32::from_le_bytes(*b"Aban");
+/// The tables of the encoding begin anew behind so many bytes of records. What is broken hides hardly more.
+const ANEW_BYTES: u64 = 16 << 10;
+/// They also do after so long, so that records of a quiet server can be read soon behind a broken place.
+const ANEW_TIME: Duration = Duration::from_secs(1);
 const FIXED_BYTES: usize = 80;
 /// Bytes of a hash.
 pub const HASH_BYTES: usize = 32;
-const HEAD_BYTES: usize = 32;
+pub(super) const HEAD_BYTES: usize = 32;
 const NAME_MAX_BYTES: usize = 255;
+/// The longest header, bytes.
+pub(super) const HEADER_MAX_BYTES: u64 = (FIXED_BYTES + NAME_MAX_BYTES + HASH_BYTES) as u64;
 /// Most bytes of the records of a batch.
 pub(super) const BATCH_MAX_BYTES: usize = 1 << 20;
 /// Behind the number of the first record.
@@ -86,7 +97,7 @@ impl SegmentHeader {
     }
 
     /// Decodes the header that `bytes` begin with, its length, and the hash that the chain begins with.
-    fn decode(bytes: &[u8]) -> Result<(SegmentHeader, usize, Hash), Corruption> {
+    pub(super) fn decode(bytes: &[u8]) -> Result<(SegmentHeader, usize, Hash), Corruption> {
         if bytes.len() < FIXED_BYTES || bytes[..8] != *MAGIC {
             return Err(Corruption("it is no segment of an audit log"));
         }
@@ -122,7 +133,7 @@ fn le_u64(bytes: &[u8], at: usize) -> u64 {
     u64::from(le_u32(bytes, at)) | u64::from(le_u32(bytes, at + 4)) << 32
 }
 
-fn hash_at(bytes: &[u8], at: usize) -> Hash {
+pub(super) fn hash_at(bytes: &[u8], at: usize) -> Hash {
     let mut hash = [0; HASH_BYTES];
     hash.copy_from_slice(&bytes[at..at + HASH_BYTES]);
     hash
@@ -131,19 +142,27 @@ fn hash_at(bytes: &[u8], at: usize) -> Hash {
 /// The head of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchHead {
-    len_bytes: u32,
+    pub(super) len_bytes: u32,
     /// How many records it has.
     pub count: u32,
     /// The number of the first of them.
     pub first_index: u64,
     /// Records of the ring up to this number are in it or before it.
     pub ring_end: u64,
+    /// It can be read without the batches before it.
+    pub is_anew: bool,
 }
 
 impl BatchHead {
+    /// Bytes of the batch with its head and hash.
+    pub(super) fn whole_bytes(&self) -> u64 {
+        u64::from(self.len_bytes) + (HEAD_BYTES + HASH_BYTES) as u64
+    }
+
     fn encoded(&self) -> [u8; HEAD_BYTES] {
         let mut head = [0; HEAD_BYTES];
-        head[..4].copy_from_slice(&BATCH_MAGIC.to_le_bytes());
+        let magic = if self.is_anew { BATCH_ANEW_MAGIC } else { BATCH_MAGIC };
+        head[..4].copy_from_slice(&magic.to_le_bytes());
         head[4..8].copy_from_slice(&self.len_bytes.to_le_bytes());
         head[8..12].copy_from_slice(&self.count.to_le_bytes());
         head[16..24].copy_from_slice(&self.first_index.to_le_bytes());
@@ -153,10 +172,12 @@ impl BatchHead {
         head
     }
 
-    fn decode(head: &[u8; HEAD_BYTES]) -> Result<BatchHead, Corruption> {
+    pub(super) fn decode(head: &[u8; HEAD_BYTES]) -> Result<BatchHead, Corruption> {
         let mut unchecked = *head;
         unchecked[12..16].fill(0);
-        if le_u32(head, 0) != BATCH_MAGIC || le_u32(head, 12) != check_of(&unchecked) {
+        let is_anew = le_u32(head, 0) == BATCH_ANEW_MAGIC;
+        let is_batch = is_anew || le_u32(head, 0) == BATCH_MAGIC;
+        if !is_batch || le_u32(head, 12) != check_of(&unchecked) {
             return Err(Corruption("the head of a batch has been changed or torn"));
         }
         let (len_bytes, count) = (le_u32(head, 4), le_u32(head, 8));
@@ -165,7 +186,7 @@ impl BatchHead {
             return Err(Corruption("the head of a batch makes no sense"));
         }
         let (first_index, ring_end) = (le_u64(head, 16), le_u64(head, 24));
-        Ok(BatchHead { len_bytes, count, first_index, ring_end })
+        Ok(BatchHead { len_bytes, count, first_index, ring_end, is_anew })
     }
 }
 
@@ -174,7 +195,7 @@ fn check_of(head: &[u8; HEAD_BYTES]) -> u32 {
     (hash ^ hash >> 32) as u32
 }
 
-fn chained(before: &Hash, head: &[u8], records: &[u8]) -> Hash {
+pub(super) fn chained(before: &Hash, head: &[u8], records: &[u8]) -> Hash {
     let mut hasher = blake3::Hasher::new();
     hasher.update(before).update(head).update(records);
     *hasher.finalize().as_bytes()
@@ -192,7 +213,11 @@ pub(super) struct SegmentWriter {
     pub(super) chain: Hash,
     /// What it has now, bytes.
     pub(super) bytes: u64,
-    pub(super) codec: Codec,
+    codec: Codec,
+    /// The next batch can be read without those before it.
+    is_anew: bool,
+    /// Where the tables began anew at last, bytes, and when.
+    anew: (u64, Instant),
     buffer: Vec<u8>,
 }
 
@@ -210,7 +235,18 @@ impl SegmentWriter {
             return Err(error);
         }
         let (bytes, codec, buffer) = (bytes.len() as u64, Codec::new(), Vec::new());
-        Ok(SegmentWriter { file, path, chain, bytes, codec, buffer })
+        let anew = (bytes, dray_rt::now());
+        Ok(SegmentWriter { file, path, chain, bytes, codec, is_anew: true, anew, buffer })
+    }
+
+    /// The encoding of the records of the next batch.
+    pub(super) fn next_codec(&mut self) -> &mut Codec {
+        let (from, since) = self.anew;
+        if !self.is_anew && (self.bytes - from >= ANEW_BYTES || since.elapsed() >= ANEW_TIME) {
+            (self.codec, self.is_anew) = (Codec::new(), true);
+            self.anew = (self.bytes, dray_rt::now());
+        }
+        &mut self.codec
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -224,7 +260,8 @@ impl SegmentWriter {
         (count, first_index, ring_end): (u32, u64, u64),
         records: &[u8],
     ) -> io::Result<()> {
-        let head = BatchHead { len_bytes: records.len() as u32, count, first_index, ring_end };
+        let (len_bytes, is_anew) = (records.len() as u32, std::mem::take(&mut self.is_anew));
+        let head = BatchHead { len_bytes, count, first_index, ring_end, is_anew };
         let head = head.encoded();
         let hash = chained(&self.chain, &head, records);
         self.buffer.clear();
@@ -245,136 +282,8 @@ impl SegmentWriter {
     }
 }
 
-/// What a reader found next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReadStep {
-    /// A batch; its records are at hand.
-    Batch(BatchHead),
-    /// The file ends here.
-    End,
-    /// The file ends within a batch, which is being written or was cut.
-    Torn,
-}
-
-/// Why a segment cannot be read on.
-#[derive(Debug)]
-pub enum ReadError {
-    /// The file cannot be read.
-    Io(io::Error),
-    /// Nobody has written this, at this byte.
-    Corruption(u64, Corruption),
-}
-
-impl fmt::Display for ReadError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ReadError::Io(error) => error.fmt(f),
-            ReadError::Corruption(at, broken) => write!(f, "at byte {at}: {broken}"),
-        }
-    }
-}
-
-impl From<io::Error> for ReadError {
-    fn from(error: io::Error) -> ReadError {
-        ReadError::Io(error)
-    }
-}
-
-/// Reads a segment, and checks it meanwhile.
-pub struct SegmentReader {
-    file: File,
-    /// What its header says.
-    pub header: SegmentHeader,
-    /// The hash up to here.
-    pub chain: Hash,
-    /// The number of the next record.
-    pub next_index: u64,
-    /// The ring's records up to this number are in what was read.
-    pub ring_end: u64,
-    at: u64,
-    codec: Codec,
-    buffer: Vec<u8>,
-}
-
-impl SegmentReader {
-    /// Opens a segment. Errors: it is none, or its header is broken.
-    pub fn open(path: &Path) -> Result<SegmentReader, ReadError> {
-        let file = File::open(path)?;
-        let mut bytes = vec![0; FIXED_BYTES + NAME_MAX_BYTES + HASH_BYTES];
-        let read = read_up_to(&file, &mut bytes, 0)?;
-        let broken = |broken| ReadError::Corruption(0, broken);
-        let (header, len_bytes, chain) = SegmentHeader::decode(&bytes[..read]).map_err(broken)?;
-        Ok(SegmentReader {
-            file,
-            next_index: header.first_index,
-            header,
-            chain,
-            ring_end: 0,
-            at: len_bytes as u64,
-            codec: Codec::new(),
-            buffer: Vec::new(),
-        })
-    }
-
-    /// How far it has been read, bytes.
-    pub fn at_bytes(&self) -> u64 {
-        self.at
-    }
-
-    /// Reads and checks the next batch. Errors: it was changed, does not follow what is before it,
-    /// or cannot be read.
-    pub fn step(&mut self) -> Result<ReadStep, ReadError> {
-        let broken = |why| ReadError::Corruption(self.at, Corruption(why));
-        let mut head = [0; HEAD_BYTES];
-        match read_up_to(&self.file, &mut head, self.at)? {
-            0 => return Ok(ReadStep::End),
-            HEAD_BYTES => {}
-            _ => return Ok(ReadStep::Torn),
-        }
-        let batch = BatchHead::decode(&head).map_err(|why| ReadError::Corruption(self.at, why))?;
-        let len_bytes = batch.len_bytes as usize;
-        self.buffer.resize(len_bytes + HASH_BYTES, 0);
-        let read = read_up_to(&self.file, &mut self.buffer, self.at + HEAD_BYTES as u64)?;
-        if read < self.buffer.len() {
-            return Ok(ReadStep::Torn);
-        }
-        let hash = chained(&self.chain, &head, &self.buffer[..len_bytes]);
-        if hash != self.buffer[len_bytes..] {
-            return Err(broken("a record here or before it has been changed, or is torn"));
-        }
-        if batch.first_index != self.next_index || batch.ring_end < self.ring_end {
-            return Err(broken("records are missing"));
-        }
-        self.chain = hash;
-        self.next_index = self.next_index.saturating_add(u64::from(batch.count));
-        self.ring_end = batch.ring_end;
-        self.at += (HEAD_BYTES + len_bytes + HASH_BYTES) as u64;
-        Ok(ReadStep::Batch(batch))
-    }
-
-    /// Decodes the records of the batch that was read last. Each batch has to be decoded, in order.
-    /// Errors: no writer has written that.
-    pub fn records(
-        &mut self,
-        batch: &BatchHead,
-        mut each: impl FnMut(AuditRecord),
-    ) -> Result<(), ReadError> {
-        let len_bytes = batch.len_bytes as usize;
-        let mut input = RecordInput(self.buffer.get(..len_bytes).unwrap_or_default());
-        let broken = |why| ReadError::Corruption(self.at, why);
-        for number in 0..u64::from(batch.count) {
-            let index = batch.first_index.saturating_add(number);
-            each(self.codec.get(index, &mut input).map_err(broken)?);
-        }
-        match input.0 {
-            [] => Ok(()),
-            _ => Err(broken(Corruption("there are bytes behind the records"))),
-        }
-    }
-}
-
 /// Reads as much as there is.
-fn read_up_to(file: &File, into: &mut [u8], at: u64) -> io::Result<usize> {
+pub(super) fn read_up_to(file: &File, into: &mut [u8], at: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < into.len() {
         match file.read_at(&mut into[done..], at + done as u64) {

@@ -2,7 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +19,8 @@ use super::segment::SegmentWriter;
 use super::varint::RecordInput;
 use super::*;
 use crate::{Observed, Observer, Outcome, observe_export};
+
+mod damage;
 
 const NEW: CreateHow = CreateHow { open: OpenHow::READ_WRITE, mode: 0o600, exclusive: true };
 const ENOUGH: Duration = Duration::from_secs(60);
@@ -211,7 +213,7 @@ fn made(dir: &Path) {
             let mut bytes = Vec::new();
             for number in index..index + 10 {
                 let (record, [parent, to]) = sample(number);
-                segment.codec.put(&record, (parent.as_ref(), to.as_ref()), &mut bytes);
+                segment.next_codec().put(&record, (parent.as_ref(), to.as_ref()), &mut bytes);
             }
             segment.append((10, index, index + 10), &bytes).unwrap();
             index += 10;
@@ -415,6 +417,27 @@ fn filled(dir: &Path, full: FullPolicy, spill: Option<PathBuf>) -> Arc<Audit> {
         }
     }
     audit
+}
+
+#[test]
+fn the_slowest_consumer_of_a_full_log_is_named_and_so_is_one_that_cannot_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let log_dir = dir.path().join("home");
+    made(dir.path());
+    let mut limits =
+        retention::Retention::new(&AuditOptions { max_bytes: 1, ..options(dir.path()) });
+    consumer(dir.path(), 1);
+    let two = Consumer { name: "two".into(), bookmark: 9, ..Consumer::default() };
+    Consumers::of(dir.path()).save(&two).unwrap();
+    assert_eq!(limits.make_room(None, 61).unwrap(), retention::Room::None);
+    assert_eq!(limits.slowest(), "consumer `one`");
+    // A file that makes no sense: what to do is said, and can be done.
+    consumer(&log_dir, 1);
+    fs::write(log_dir.join("consumers/one.toml"), "\0").unwrap();
+    let said = Consumers::of(&log_dir).all().unwrap_err().to_string();
+    assert!(said.contains("`dray audit deregister home one`") && !said.contains('\n'), "{said}");
+    assert!(Consumers::of(&log_dir).remove("one").unwrap());
+    assert!(Consumers::of(&log_dir).all().unwrap().is_empty());
 }
 
 // proves: P182

@@ -217,9 +217,10 @@ impl Writer {
             };
             let (mut bytes, mut count) = (Vec::with_capacity(BATCH_BYTES), 0);
             let mut ring_end = self.ring_end;
+            let codec = segment.next_codec();
             for one in all.iter() {
                 let paths = (one.placed.parent.as_ref(), one.placed.to_parent.as_ref());
-                segment.codec.put(&one.record, paths, &mut bytes);
+                codec.put(&one.record, paths, &mut bytes);
                 (count, ring_end) = (count + 1, ring_end.max(one.ring_end));
                 if bytes.len() >= BATCH_BYTES {
                     break;
@@ -311,8 +312,9 @@ impl Writer {
         if is_full && !blocked {
             let export = &self.options.export;
             log::error!(
-                "audit of export `{export}`: the log has its largest size, and a consumer has not seen the \
-                 oldest records; new changes wait (`dray audit stat {export}`)"
+                "audit of export `{export}`: the log has its largest size, and {} has not seen the \
+                 oldest records; new changes wait (`dray audit list {export}`)",
+                self.retention.slowest()
             );
         }
         let waits = self.failing && self.options.full != FullPolicy::Drop;

@@ -64,7 +64,29 @@ pub fn start(
                 .doing(|| format!("cannot start a thread of the audit sink `{}`", plan.name))?;
         }
     }
+    for export in exports.iter().filter(|one| audited(&one.name)) {
+        warn_of_former(sinks, &LogPlace::in_state(state, &export.name));
+    }
     Ok(())
+}
+
+/// Names the consumers of sinks that the configuration does not have any more: they hold records for ever.
+fn warn_of_former(sinks: &[SinkPlan], place: &LogPlace) {
+    let export = &place.export;
+    let Ok(known) = place.consumers().all() else { return }; // the log of the audit says so
+    for name in former_sinks(sinks, export, &known) {
+        log::warn!(
+            "audit of export `{export}`: consumer `{name}` has no sink in the configuration, and the log keeps what it \
+             has not seen: remove it with `dray audit deregister {export} {name}`"
+        );
+    }
+}
+
+fn former_sinks<'a>(sinks: &[SinkPlan], export: &str, known: &'a [Consumer]) -> Vec<&'a str> {
+    let is_wanted = |name: &str| sinks.iter().any(|plan| plan.name == name && plan.wants(export));
+    let sinks_of = known.iter().filter_map(|one| Some((one, one.name.strip_prefix("sink-")?)));
+    let former = sinks_of.filter(|(_, name)| !is_wanted(name));
+    former.map(|(one, _)| one.name.as_str()).collect()
 }
 
 fn now_us() -> u64 {

@@ -52,3 +52,14 @@ fn a_bookmark_moves_when_the_brokers_have_the_records_and_until_then_stat_says_w
     wait_for("trouble, or no move", || consumer().trouble.is_empty() && consumer().bookmark == 2);
     assert_eq!(broker.indexes(), [[1]]);
 }
+
+#[test]
+fn consumers_of_sinks_that_are_gone_are_named() {
+    let text = "type = 'file'\npath = '/x'\nexports = ['home']";
+    let plan = toml::from_str::<SinkTable>(text).unwrap().plan("siem").unwrap();
+    let known = ["mine", "sink-old", "sink-siem"]
+        .map(|name| Consumer { name: name.to_owned(), ..Consumer::default() });
+    let plans = std::slice::from_ref(&plan);
+    assert_eq!(former_sinks(plans, "home", &known), ["sink-old"]);
+    assert_eq!(former_sinks(plans, "other", &known), ["sink-old", "sink-siem"]);
+}
