@@ -101,6 +101,9 @@ impl QosRule {
         ];
         for (key, amount) in amounts {
             match amount {
+                Some(Amount::Units(0) | Amount::Percent(0)) if key.starts_with("reservation") => {
+                    return wrong(format!("{key} = 0 reserves nothing: leave it out"));
+                }
                 Some(Amount::Units(0) | Amount::Percent(0)) => {
                     return wrong(format!("{key} = 0 would let no call through: leave it out"));
                 }
@@ -123,6 +126,9 @@ impl QosRule {
             return wrong("burst and in_service are sizes from 1 on".to_owned());
         }
         if self.is_of_export() {
+            if self.within.is_some() {
+                return wrong("it is within a rule, and needs `match` or `each`".to_owned());
+            }
             if self.reservation.or(self.reservation_ops).is_some() || self.weight_milli.is_some() {
                 return wrong(
                     "it is of the export as a whole, which shares with nobody: weight and reservation \
@@ -236,7 +242,13 @@ impl RuleSet {
         if rules.len() > RULES_MAX {
             return Err(format!("more than {RULES_MAX} rules"));
         }
-        rules.iter().try_for_each(QosRule::check)?;
+        for rule in rules {
+            let is_there = |name: &String| rules.iter().any(|other| other.name == *name);
+            if let Some(name) = rule.within.as_ref().filter(|name| !is_there(name)) {
+                return Err(format!("rule `{}`: there is no rule `{name}`", rule.name));
+            }
+            rule.check()?;
+        }
         let mut names: Vec<&str> = rules.iter().map(|rule| rule.name.as_str()).collect();
         names.sort_unstable();
         if let Some(two) = names.windows(2).find(|two| two[0] == two[1]) {
@@ -359,8 +371,11 @@ fn inherit(rule: &QosRule, rules: &[QosRule]) -> Result<InheritedRule, String> {
             return Err(format!("rule `{ours}` is within more than {DEPTH_MAX} rules"));
         }
         let parent = rules.iter().find(|other| other.name == *name && !other.is_of_export());
-        let parent = parent
-            .ok_or_else(|| format!("rule `{ours}`: there is no rule `{name}` with `match`"))?;
+        let parent = parent.ok_or_else(|| {
+            format!(
+                "rule `{ours}`: `{name}` is of the export as a whole, and has no rules within it"
+            )
+        })?;
         for (key, patterns) in &parent.matches {
             inherited.matches.entry(*key).or_insert_with(|| patterns.clone());
         }

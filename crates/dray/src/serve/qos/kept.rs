@@ -13,7 +13,7 @@ use super::parse::rule_of;
 use crate::error::{ErrorContext, Failure};
 use crate::serve::config::read_text;
 
-const FILE_NAME: &str = "qos.json";
+pub const FILE_NAME: &str = "qos.json";
 /// What a file says of itself since changes belong to exports, and have stamps.
 const FORMAT: u32 = 2;
 

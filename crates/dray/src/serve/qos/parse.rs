@@ -6,7 +6,7 @@ use dray_layers::qos::{Pattern, QosRule, RuleKey};
 use toml::{Table, Value};
 
 use super::names;
-use crate::suggestions::hint;
+use crate::suggestions::{hint, meant};
 
 /// A rule, and the exports that it is for.
 #[derive(Clone, Debug)]
@@ -100,6 +100,9 @@ fn read_match(value: &Value, rule: &mut QosRule) -> Result<Vec<String>, String> 
 
 fn pattern(key: RuleKey, value: &str) -> Result<Pattern, String> {
     match key {
+        RuleKey::Node if is_no_address(value) => Err(format!(
+            "`{value}` is no address of a node: write one such as 10.0.0.7, or 10.0.0.*"
+        )),
         RuleKey::Job | RuleKey::Node => Ok(Pattern::Text(value.to_owned())),
         RuleKey::User => {
             ids(value, names::uid_of).ok_or_else(|| format!("there is no user `{value}`"))
@@ -115,6 +118,14 @@ fn pattern(key: RuleKey, value: &str) -> Result<Pattern, String> {
             format!("there is no operation `{value}`{}", hint(value, known))
         }),
     }
+}
+
+/// Whether a text looks like an IPv4 address, and is none. Other texts may be patterns, or addresses of other kinds.
+fn is_no_address(text: &str) -> bool {
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    text.contains('.')
+        && text.split('.').all(is_number)
+        && text.parse::<std::net::Ipv4Addr>().is_err()
 }
 
 /// A number, two numbers with `-` between them, `*`, or a name.
@@ -137,7 +148,7 @@ fn ids(value: &str, named: fn(&str) -> Option<u32>) -> Option<Pattern> {
 fn key_of(name: &str) -> Result<RuleKey, String> {
     RuleKey::named(name).ok_or_else(|| {
         let known = RuleKey::ALL.map(RuleKey::name);
-        format!("each is one of {}, not `{name}`{}", known.join(", "), hint(name, known))
+        format!("each is one of {}, not `{name}`{}", known.join(", "), meant(name, known))
     })
 }
 
@@ -271,6 +282,14 @@ mod tests {
             ("[rule.a]\nmatch = { user = \"nobody-here\" }", "there is no user `nobody-here`"),
             ("[rule.a]\nmatch = { op = \"raed\" }", "there is no operation `raed`"),
             ("[rule.a]\nmatch = { user = 1 }\nlimit = 0", "limit = 0 would let no call through"),
+            ("[rule.a]\nmatch = { user = 1 }\nreservation = 0", "reservation = 0 reserves nothing"),
+            ("[rule.a]\nmatch = { node = \"300.1.1.1\" }", "is no address of a node"),
+            ("[rule.a]\neach = \"usr\"", "not `usr`; did you mean `user`?"),
+            ("[rule.a]\nlimit = 9\n[rule.h]\nwithin = \"nope\"", "there is no rule `nope`"),
+            (
+                "[rule.a]\nlimit = 9\n[rule.h]\nwithin = \"a\"",
+                "`h`: it is within a rule, and needs `match` or `each`",
+            ),
             ("[rule.a]\nmatch = { user = 1 }\nlimit = \"120%\"", "more than the whole"),
             ("[rule.a]\nmatch = { user = 1 }\nlimit = \"20%\"", "the export has none"),
             ("[rule.a]\nmatch = { user = 1 }\nlimit = \"fast\"", "no number of bytes a second"),

@@ -81,21 +81,62 @@ impl RuleBook {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the rules count. Errors: they do not fit together.
+    /// Has the rules count. A kept change that does not fit beside the configuration is refused, and named in the
+    /// log. Errors: rules of the configuration do not fit together.
     pub fn begin(&self) -> Result<(), String> {
-        let state = self.lock();
+        let mut state = self.lock();
         for (name, table) in &self.configured {
             let rule = rule_of(name, table)?;
             if !self.exports.iter().any(|export| rule.is_for(&export.name)) {
                 log::warn!("[qos.rule.{name}] is for an export that this server does not have");
             }
         }
-        let sets: Result<Vec<_>, _> =
-            (0..self.exports.len()).map(|at| self.compile(at, &state.live[at])).collect();
+        let all = state.live.iter_mut().enumerate();
+        let sets: Result<Vec<_>, _> = all.map(|(at, live)| self.begin_with(at, live)).collect();
         for (export, set) in self.exports.iter().zip(sets?) {
             export.gate.set_rules(set);
         }
         Ok(())
+    }
+
+    /// With what was kept, as far as it fits: the oldest change comes first.
+    fn begin_with(&self, at: usize, live: &mut RuleChanges) -> Result<RuleSet, String> {
+        let why = match self.compile(at, live) {
+            Ok(set) => return Ok(set),
+            Err(why) => why,
+        };
+        let mut names: Vec<_> = live.iter().map(|one| (one.stamp, one.name.clone())).collect();
+        names.sort();
+        live.iter_mut().for_each(|change| change.refused = Some(why.clone()));
+        let mut set = self.compile(at, live)?;
+        // A rule may need one that was changed later.
+        for is_last in [false, true] {
+            for (_, name) in &names {
+                let mut with_it = live.clone();
+                let one = with_it.iter_mut().find(|one| one.name == *name);
+                let Some(one) = one.filter(|one| one.refused.is_some()) else { continue };
+                one.refused = None;
+                match self.compile(at, &with_it) {
+                    Ok(fits) => (*live, set) = (with_it, fits),
+                    Err(why) => {
+                        let one = live.iter_mut().find(|one| one.name == *name);
+                        one.into_iter().for_each(|one| one.refused = Some(why.clone()));
+                        if is_last {
+                            self.warn_of_kept(name, &why);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(set)
+    }
+
+    fn warn_of_kept(&self, name: &str, why: &str) {
+        log::warn!(
+            "rule `{name}`, kept in {}, does not count: {why}. Remove it with `dray qos remove {name} --keep`, or \
+             correct the configuration",
+            self.state_dir.join(kept::FILE_NAME).display()
+        );
     }
 
     /// The rules of an export, as they were written.
@@ -409,6 +450,38 @@ mod tests {
             let again = book_in(one.dir, 0, CONFIGURED);
             assert_eq!((again.rules(0), user(&again)), (vec!["x".to_owned()], json!(7)));
         }
+    }
+
+    // proves: P368
+    #[test]
+    fn a_kept_rule_that_does_not_fit_beside_the_configuration_is_refused_and_holds_no_start_up() {
+        let names =
+            |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let before = book(0, "");
+        before.set("k", "match = { user = 3 }\nlimit = \"1M\"", true).unwrap();
+        before.set("x", "match = { user = 7 }\nlimit = \"1M\"", true).unwrap();
+        let here = book_in(before.dir, 0, "[rule.u]\nmatch = { user = 3 }\nlimit = \"2M\"");
+        for at in [0, 1] {
+            assert_eq!(here.rules(at), ["u", "x"]);
+            let refused = here.book.show(at)["refused"].clone();
+            assert!(refused["k"].as_str().unwrap().contains("rules `k` and `u` overlap"));
+            assert_eq!(refused.as_object().unwrap().len(), 1);
+        }
+        // The other one away, it counts.
+        assert_eq!(here.book.remove("u", false), Ok(vec![0, 1]));
+        assert_eq!(here.rules(0), ["k", "x"]);
+        assert_eq!(here.book.remove("k", true), Ok(vec![0, 1]));
+        let again = book_in(here.dir, 0, "[rule.u]\nmatch = { user = 3 }\nlimit = \"2M\"");
+        assert_eq!(
+            (again.rules(1), &again.book.show(1)["refused"]),
+            (names(&["u", "x"]), &json!({}))
+        );
+        // The configuration by itself has to fit.
+        let wrong = format!("{CONFIGURED}\n[rule.other]\nmatch = {{ user = \"5-9\" }}");
+        let export = BookExport { name: "own".into(), gate: QosGate::new(), place: None };
+        let dir = tempfile::tempdir().unwrap();
+        let book = RuleBook::new(&wrong.parse().unwrap(), dir.path(), vec![export]).unwrap();
+        assert!(book.begin().unwrap_err().contains("overlap"));
     }
 
     #[test]
