@@ -59,11 +59,11 @@ const BUDGETS: [Budget; 17] = [
     budget("create_unlink_of_two", 8.5, 31.2, 0.0, 3.0, 36.0),
     // One more each for the intent that lets a restarted server tell what was applied.
     // At the client for the note of the name, by which a loss of power can be reported.
-    budget("create_close", 4.5, 11.0, 0.0, 1.0, 18.0),
+    budget("create_close", 4.5, 11.6, 0.0, 1.0, 18.0),
     // Creation and write. The answers bring the attributes of directory and file, which are looked up at the server
     // and leased.
     budget("small_file_leased", 11.5, 31.0, 4096.0, 2.0, 36.0),
-    budget("put_4k", 3.5, 11.5, 4096.0, 1.0, 9.0),
+    budget("put_4k", 3.5, 12.6, 4096.0, 1.0, 9.0),
     budget("remove", 2.1, 5.1, 0.0, 1.0, 9.0),
 ];
 
