@@ -326,14 +326,15 @@ pub struct MountArgs {
     ///                         others, and when [default: strict]
     ///   attr_timeout=SECONDS  how long names and attributes are believed
     ///                         under close-to-open [default: 1]
-    ///   leases=yes|no         believe names and attributes under strict
-    ///                         until the server recalls them, if the export
-    ///                         has leases, too [default: no]
+    ///   leases=auto|yes|no    believe names and attributes under strict
+    ///                         until the server recalls them: if the export
+    ///                         has leases, always, or never [default: auto]
     ///   write_leases=yes|no   keep small writes until the close, a second at
     ///                         most, of files that nobody else looks at, if
     ///                         the export leases writes [default: no]
     ///   cache=DIR             keep what is read on a local disk
-    ///                         (dray-cache(1)); strict needs leases=yes
+    ///                         (dray-cache(1)); strict needs an
+    ///                         export with leases
     ///   cache_size=SIZE       how much it takes at most [default: 10G]
     ///   cache_rules=RULES     which files it keeps: conditions behind &,
     ///                         rules behind |, of path=PATTERN, ext=NAME,

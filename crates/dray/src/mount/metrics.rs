@@ -1,6 +1,7 @@
 //! The metrics of a mount (`-o metrics=ADDR:PORT`).
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use dray_client::{KeptWritesStatus, SessionStatus, UnsyncedStatus};
@@ -26,6 +27,7 @@ pub fn text(report: &MountReport, calls: &Arc<Metrics>) -> String {
     kernel(&stats, &labels, &mut text);
     server(report, &labels, &mut text);
     kept_writes(&report.sessions(), &labels, &mut text);
+    local_cache(report, &labels, &mut text);
     left_over(report, &labels, &mut text);
     unsynced(&report.unsynced(), &labels, &mut text);
     text
@@ -56,6 +58,35 @@ fn kept_writes(sessions: &[SessionStatus], labels: &str, text: &mut String) {
         let name = "dray_mount_kept_write_disk_errors_total";
         head(text, name, Counter, "Errors of the local disk that has what is kept.");
         sample(text, name, labels, sum(|one| one.disk_errors.unwrap_or(0)));
+    }
+}
+
+/// What the cache on the local disk has done, where the mount has one.
+fn local_cache(report: &MountReport, labels: &str, text: &mut String) {
+    let Some(cache) = &report.cache else { return };
+    let counts = &cache.counts;
+    for (name, help, counter) in [
+        ("cache_hits_total", "Reads that the local disk answered.", &counts.hits),
+        ("cache_hit_bytes_total", "Bytes of these.", &counts.hit_bytes),
+        (
+            "cache_misses_total",
+            "Reads that the server answered, and that are kept.",
+            &counts.misses,
+        ),
+        (
+            "cache_stored_bytes_total",
+            "Bytes that were written to the local disk.",
+            &counts.stored_bytes,
+        ),
+        (
+            "cache_errors_total",
+            "Errors of the local disk; reads go to the server then.",
+            &counts.errors,
+        ),
+    ] {
+        let name = format!("dray_mount_{name}");
+        head(text, &name, Counter, help);
+        sample(text, &name, labels, counter.load(Ordering::Relaxed));
     }
 }
 

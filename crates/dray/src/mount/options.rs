@@ -174,6 +174,16 @@ impl MountPlan {
                 "mount option `cache_write=back`: it needs cache=DIR, a directory on a local disk";
             return Err(Failure::usage(what.to_owned()));
         }
+        let unused = [
+            ("cache_size", plan.cache_bytes != CACHE_BYTES),
+            ("cache_rules", plan.cache_rules.is_some()),
+        ];
+        if let Some((option, _)) = unused.iter().find(|(_, is_set)| *is_set && plan.cache.is_none())
+        {
+            let what =
+                format!("mount option `{option}`: it needs cache=DIR, a directory on a local disk");
+            return Err(Failure::usage(what));
+        }
         Ok(plan)
     }
 

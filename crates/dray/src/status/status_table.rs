@@ -75,11 +75,27 @@ fn audit_text(audit: &Value) -> String {
 fn outside_text(outside: &Value) -> String {
     let (changes, missed) = (&outside["changes"], outside["missed"].as_u64().unwrap_or(0));
     let mut said = match outside["why_not"].as_str() {
-        Some(why) => return format!("leases; changes beside dray are not noticed: {why}"),
-        None => format!("leases; {changes} changes beside dray noticed"),
+        Some(why) => return format!("changes beside dray are not noticed: {why}"),
+        None => format!("{changes} changes beside dray noticed"),
     };
     if missed > 0 {
         said += &format!(", MISSED some {missed} times");
+    }
+    said
+}
+
+/// The leases of an export or of a client, in words.
+fn leases_text(leases: &Value) -> String {
+    let mut said = format!("{} leases held, {} recalled", leases["held"], leases["recalls"]);
+    for (count, what) in [
+        ("expired", "not answered in time"),
+        ("fences", "clients fenced"),
+        ("written", "of files that one client may keep data of"),
+        ("locks", "on locks"),
+    ] {
+        if leases[count].as_u64() > Some(0) {
+            said += &format!(", {} {what}", leases[count]);
+        }
     }
     said
 }
@@ -140,6 +156,9 @@ fn server(report: &Value, room: Option<usize>, out: &mut String) {
         if let audit @ Value::Object(_) = &export["audit"] {
             line(out, &format!("  {}: {}", text(&export["name"]), audit_text(audit)));
         }
+        if let leases @ Value::Object(_) = &export["leases"] {
+            line(out, &format!("  {}: {}", text(&export["name"]), leases_text(leases)));
+        }
         if let outside @ Value::Object(_) = &export["outside"] {
             line(out, &format!("  {}: {}", text(&export["name"]), outside_text(outside)));
         }
@@ -183,6 +202,15 @@ fn clients(report: &Value, room: Option<usize>, out: &mut String) {
         cut: Some(ShortenedColumn::End("CLIENT")),
     };
     table(out, room, &heads, rows, give);
+    for client in all.iter().take(CLIENTS_SHOWN) {
+        if let files @ 1.. = client["leases"]["written"].as_u64().unwrap_or(0) {
+            let [host, session, export] =
+                ["host", "session", "export"].map(|key| text(&client[key]));
+            let said =
+                format!("  {host} (session {session}) may keep data of {files} files of {export}");
+            line(out, &said);
+        }
+    }
     if all.len() > CLIENTS_SHOWN {
         line(out, &format!("  and {} more clients (--json shows all)", all.len() - CLIENTS_SHOWN));
     }

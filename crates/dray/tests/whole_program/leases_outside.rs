@@ -192,9 +192,9 @@ fn the_status_says_whether_changes_beside_dray_are_noticed() {
         assert!(outside("bare").is_null());
         let table = rig.demand(&["status"]);
         let expected = match has_right {
-            true => "watched: leases; 0 changes beside dray noticed",
+            true => "watched: 0 changes beside dray noticed",
             false => {
-                "watched: leases; changes beside dray are not noticed: the server has no CAP_SYS_ADMIN"
+                "watched: changes beside dray are not noticed: the server has no CAP_SYS_ADMIN"
             }
         };
         assert!(table.contains(expected), "{table}");
