@@ -14,14 +14,6 @@ WORDS_MAX = 25
 # A docstring that begins with one of these words does not say what it is about.
 PRONOUNS = ("It", "Its", "They", "Their", "Those", "Whose", "Whom", "Such")
 
-# Rooms whose docstrings may begin with pronouns for now. A room leaves this list when it is done.
-PRONOUN_ROOMS = (
-    "crates/dray/src/serve/slices",
-    "crates/layers/src/audit",
-    "crates/layers/src/qos",
-    "crates/rpc/src/server/replication",
-)
-
 # What ends in a full stop and ends no sentence.
 ABBREVIATIONS = ("e.g.", "i.e.", "etc.", "vs.", "cf.", "no.")
 
@@ -109,7 +101,7 @@ def docstrings(text):
 
 def pronouns(path, text):
     """Docstrings that begin with a pronoun."""
-    if not path.endswith(".rs") or any(re.search(rf"(^|/){room}[/.]", path) for room in PRONOUN_ROOMS):
+    if not path.endswith(".rs"):
         return
     for number, line in docstrings(text):
         word = re.match(r"\w+", line)

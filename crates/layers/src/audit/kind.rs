@@ -156,7 +156,7 @@ impl KindSet {
     /// Every kind.
     pub const EVERY: KindSet = KindSet(u32::MAX);
 
-    /// Those that an administrator can choose: changes, opens and closes. What is not chosen is
+    /// The kinds that an administrator can choose: changes, opens and closes. What is not chosen is
     /// recorded where it is denied.
     pub fn selectable() -> impl Iterator<Item = AuditKind> {
         let (first, last) = (AuditKind::Create as u8, AuditKind::Flags as u8);
@@ -199,7 +199,7 @@ impl KindSet {
         Ok(set)
     }
 
-    /// Their names.
+    /// The names of these kinds.
     pub fn names(self) -> Vec<&'static str> {
         AuditKind::ALL.iter().filter(|kind| self.has(**kind)).map(|kind| kind.name()).collect()
     }

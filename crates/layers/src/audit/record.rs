@@ -98,7 +98,7 @@ pub struct AuditGap {
 /// One record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditRecord {
-    /// Its number in the log, without holes.
+    /// The record's number in the log, without holes.
     pub index: u64,
     /// Microseconds since 1970, at the end of the call.
     pub time_us: u64,
@@ -108,7 +108,7 @@ pub struct AuditRecord {
     pub error: Option<Errno>,
     /// The file.
     pub id: Option<FileId>,
-    /// Its path, from the root of the export on, when the record was written; of a rename the old.
+    /// The file's path, from the root of the export on, when the record was written; of a rename the old.
     pub path: Option<Text>,
     /// The directory of the name.
     pub parent: Option<FileId>,

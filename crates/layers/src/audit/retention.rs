@@ -11,9 +11,9 @@ use super::{AuditOptions, FullPolicy};
 /// Whether the log may grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Room {
-    /// It may.
+    /// There is room.
     Some,
-    /// It may not, by its policy.
+    /// There is none, by the log's policy.
     None,
 }
 

@@ -36,7 +36,7 @@ pub(super) const BATCH_MAGIC: u32 = u32::from_le_bytes(*b"Abat");
 pub(super) const BATCH_ANEW_MAGIC: u32 = u32::from_le_bytes(*b"Aban");
 /// The tables of the encoding begin anew behind so many bytes of records. What is broken hides hardly more.
 const ANEW_BYTES: u64 = 16 << 10;
-/// They also do after so long, so that records of a quiet server can be read soon behind a broken place.
+/// Tables also begin anew after so long, so that records of a quiet server can be read soon behind a broken place.
 const ANEW_TIME: Duration = Duration::from_secs(1);
 const FIXED_BYTES: usize = 80;
 /// Bytes of a hash.
@@ -149,7 +149,7 @@ pub struct BatchHead {
     pub first_index: u64,
     /// Records of the ring up to this number are in it or before it.
     pub ring_end: u64,
-    /// It can be read without the batches before it.
+    /// The batch can be read without the batches before it.
     pub is_anew: bool,
 }
 

@@ -90,7 +90,7 @@ fn classes_that_want_more_have_the_rates_of_the_fluid() {
 /// What a class has done, at each step.
 struct History {
     bytes: Vec<u64>,
-    /// It had calls that waited all the time since the step before.
+    /// The class had calls that waited all the time since the step before.
     wanted: Vec<bool>,
 }
 

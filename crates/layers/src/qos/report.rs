@@ -13,7 +13,7 @@ pub const SAMPLE_MIN: Nanos = 200_000_000;
 pub struct ClassCounts {
     /// Calls that began.
     pub calls: u64,
-    /// Their bytes.
+    /// The bytes of these calls.
     pub bytes: u64,
     /// Calls that waited first.
     pub waits: u64,
@@ -42,7 +42,7 @@ pub struct ClassReport {
     pub calls_per_s: f64,
     /// Mean wait of the calls that waited of late, seconds.
     pub wait_s: f64,
-    /// Its part of all that the export did of late.
+    /// The class's part of all that the export did of late.
     pub share: f64,
     /// The part that it was entitled to, beside the classes that wanted something.
     pub entitled: f64,
@@ -57,7 +57,7 @@ pub struct QosReport {
     pub window_bytes: u64,
     /// Bytes that are.
     pub in_service_bytes: u64,
-    /// Those of each class.
+    /// The figures of each class.
     pub classes: Vec<ClassReport>,
 }
 

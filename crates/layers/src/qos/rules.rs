@@ -33,7 +33,7 @@ pub enum Amount {
 /// A rule as an administrator means it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QosRule {
-    /// Its name.
+    /// The rule's name.
     pub name: String,
     /// The calls that are meant: those for which each key has one of its values. None: the export.
     pub matches: BTreeMap<RuleKey, Vec<Pattern>>,
@@ -53,7 +53,7 @@ pub struct QosRule {
     pub limit_ops: Option<Amount>,
     /// Bytes that it may take ahead of its limit; none: a tenth of a second's.
     pub burst_bytes: Option<u64>,
-    /// It yields to all others.
+    /// The class yields to all others.
     pub background: bool,
     /// Of the export alone: bytes under way below at a time; none: by how long calls take.
     pub in_service_bytes: Option<u64>,

@@ -84,7 +84,7 @@ impl SharingServer {
         OtherServer { demand, weight: said.weight_milli }
     }
 
-    /// It is there. What it said long ago counts no more, since it has nothing to say.
+    /// The server is there. What it said long ago counts no more, since it has nothing to say.
     fn is_there(&mut self, now: Nanos) {
         self.heard_at = Some(now);
         if now.saturating_sub(self.said_at) > SAID_MAX {

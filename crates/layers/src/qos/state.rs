@@ -26,7 +26,7 @@ const IDLE: Nanos = 10_000_000_000;
 const LOOK_AGAIN: Nanos = 1_000_000_000;
 /// The mark that distinguishes background calls of a class from its other calls.
 const BACKGROUND: &str = " (background)";
-/// Their weight is that of the others by this.
+/// The weight of such calls is that of the others by this.
 const BACKGROUND_PART: u32 = 100;
 
 /// A class, for those who look it up.
@@ -38,7 +38,7 @@ pub(super) struct QosClass {
     pub(super) node: NodeIndex,
     /// Neither a limit nor a reservation on the way to the root.
     pub(super) is_free: bool,
-    /// Its node is not its own any more: the rules have changed, or it made room for another class. Said and asked
+    /// The class's node is not its own any more: the rules have changed, or it made room for another class. Said and asked
     /// under the lock of the state.
     pub(super) is_gone: AtomicBool,
     pub(super) done: Counters,

@@ -93,7 +93,7 @@ impl Default for Rates {
 /// A call to be scheduled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
-    /// Its data, bytes.
+    /// The call's data, bytes.
     pub bytes: u64,
 }
 
@@ -117,11 +117,11 @@ struct Node {
     virtual_now: u64,
     /// Children that may be served, by their start.
     active: BTreeSet<(u64, NodeIndex)>,
-    /// Its key among its parent's active children; none: it is not there.
+    /// The node's key among its parent's active children; none: it is not there.
     key: Option<u64>,
     /// When its limit lets it go on, where it is held up.
     held_until: Option<Nanos>,
-    /// Its key among those with a reservation.
+    /// The node's key among those with a reservation.
     due: Option<Nanos>,
     queue: VecDeque<(WaiterNumber, Cost)>,
     last_used: Nanos,
@@ -149,7 +149,7 @@ impl Node {
         }
     }
 
-    /// Its limits and reservations.
+    /// The limits and reservations of the node.
     fn buckets(&mut self) -> impl Iterator<Item = &mut Option<Bucket>> {
         self.limits.iter_mut().chain(&mut self.reservations)
     }
@@ -211,7 +211,7 @@ pub struct Tree {
     /// Nodes with work and a reservation, by when it is due.
     due: BTreeSet<(Nanos, NodeIndex)>,
     waiting: usize,
-    /// Those of the nodes with limits or reservations that have worked since their usage was nothing.
+    /// The nodes with limits or reservations that have worked since their usage was nothing.
     metered: Vec<NodeIndex>,
     metered_at: Nanos,
     call_cost_bytes: u64,

@@ -50,7 +50,7 @@ struct SlicePair {
 }
 
 impl SlicePair {
-    /// Those that server `me` of `servers` can serve.
+    /// The slices that server `me` of `servers` can serve.
     fn all_of(me: usize, servers: usize) -> impl Iterator<Item = SlicePair> {
         let others = (0..servers).filter(move |other| *other != me);
         others.flat_map(move |other| {
@@ -147,7 +147,7 @@ impl ProjectionSlices {
         Some(served.map_or_else(|| self.starting.clone(), |served| served.slice.server()))
     }
 
-    /// Those of the slices that are served here.
+    /// The servers of the slices that are served here.
     pub fn servers(&self) -> Vec<Server> {
         let Some(running) = self.running() else { return Vec::new() };
         let served = running.slices().filter(|served| served.slice.is_primary());

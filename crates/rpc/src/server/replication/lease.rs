@@ -52,7 +52,7 @@ impl ServingLease {
         self.until_ns.fetch_max(until.as_nanos(), Ordering::SeqCst);
     }
 
-    /// It ends now. Only who prolongs it gives it up, and prolongs it no more unless the membership
+    /// The lease ends now. Only who prolongs it gives it up, and prolongs it no more unless the membership
     /// begins another one.
     pub fn give_up(&self) {
         self.until_ns.store(0, Ordering::SeqCst);

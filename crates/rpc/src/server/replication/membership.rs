@@ -57,7 +57,7 @@ pub struct Revision(pub u64);
 /// A change of a slice's state: made as a whole, or not at all.
 #[derive(Clone, Copy, Debug)]
 pub struct SliceChange {
-    /// It is made if this is the state's revision; none: if there is no state.
+    /// The change is made if this is the state's revision; none: if there is no state.
     pub seen: Option<Revision>,
     /// And if this server is no member at that moment.
     pub gone: Option<ServerNumber>,

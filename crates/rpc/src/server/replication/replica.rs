@@ -17,13 +17,13 @@ const SLOTS_MAX: u32 = 4096;
 /// Why notes are not taken.
 #[derive(Debug)]
 pub enum ReplicaRefusal {
-    /// They are of a primary that is none any more.
+    /// The notes are of a primary that is none any more.
     Deposed,
     /// Notes before them are missing: a copy has to come first.
     Incomplete,
-    /// They are no notes.
+    /// The bytes are no notes.
     Malformed(Malformed),
-    /// They cannot be kept here.
+    /// The notes cannot be kept here.
     Io(io::Error),
 }
 
@@ -74,7 +74,7 @@ pub struct JournalReplica {
 struct State {
     /// Of the primary whose notes are taken; those of earlier ones are not.
     epoch: u64,
-    /// It is not known yet of which epoch the primary is.
+    /// The epoch of the primary is not known yet.
     awaits_primary: bool,
     /// A copy has begun in this epoch: what follows it can be applied.
     has_copy: bool,

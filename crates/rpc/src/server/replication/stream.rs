@@ -21,9 +21,9 @@ const WAITING_MAX_BYTES: usize = 64 << 20;
 enum Mode {
     /// There is none that counts, and nothing is kept for one.
     Alone,
-    /// It gets a copy: notes are kept for it, and nobody waits for it.
+    /// The replica gets a copy: notes are kept for it, and nobody waits for it.
     Copying,
-    /// It has everything: changes wait until it has their notes.
+    /// The replica has everything: changes wait until it has their notes.
     InStep,
     /// This server is no longer the primary: nothing that waits may go on.
     Deposed,
