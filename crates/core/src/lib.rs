@@ -29,7 +29,6 @@ mod peer;
 mod put;
 mod session;
 mod shares;
-mod steps;
 mod upper_leases;
 mod validity;
 

@@ -14,6 +14,7 @@ use dray_core::{
 };
 
 use super::file::PlacedFile;
+use super::guesses::HomeGuesses;
 use super::last_lookups::{FoundName, NameKey};
 use super::mapping::Placement;
 use super::places::FilePlaces;
@@ -50,7 +51,10 @@ impl PlacedFs {
         assert_eq!(servers.len(), slices.count(), "one file system for each server or slice");
         assert!(holders.is_empty() || holders.len() == servers.len(), "one holder for each");
         let info = servers[0].info().clone();
-        PlacedFs { shared: Arc::new(PlacedServers { slices, servers, info, places, holders }) }
+        let guesses = HomeGuesses::default();
+        PlacedFs {
+            shared: Arc::new(PlacedServers { slices, servers, info, places, guesses, holders }),
+        }
     }
 }
 
@@ -155,28 +159,17 @@ impl FileSystem for PlacedFs {
         if let Some(server) = self.shared.only() {
             return server.remove(cx, dir, name, kind);
         }
-        let shared = &*self.shared;
-        let named = shared.slices.name(dir, name);
-        // Nearly always the kernel has just looked the name up.
-        let known = match kind {
-            RemoveKind::File => shared.last_found(cx, NameKey::of(dir, name)).map(FoundName::file),
-            RemoveKind::Directory => Some(None),
-        };
-        let remove = move |at| move || shared.at(at).remove(cx, dir, name, kind);
-        if let Some(file) = known {
-            let at = shared.removing(named, file);
-            if shared.stays((at, named), file) {
-                return shared.taught(cx, (at, [dir]), remove(at));
-            }
-        }
         Box::pin(async move {
-            let file = match known {
-                Some(file) => file,
-                None => shared.file_named(cx, (dir, name)).await,
+            let shared = &*self.shared;
+            let named = shared.slices.name(dir, name);
+            let file = match kind {
+                RemoveKind::File => shared.file_named(cx, (dir, name)).await,
+                RemoveKind::Directory => None,
             };
             let at = shared.removing(named, file);
             if shared.stays((at, named), file) {
-                return shared.taught(cx, (at, [dir]), remove(at)).await;
+                let remove = || shared.at(at).remove(cx, dir, name, kind);
+                return shared.taught(cx, (at, [dir]), remove).await;
             }
             let cx = &cx.in_steps();
             let remove = || shared.at(at).remove(cx, dir, name, kind);
@@ -369,7 +362,6 @@ impl FileSystem for PlacedFs {
             let created = shared.taught(cx, (at, [dir]), create).await?;
             shared.looked_up(cx, key, Ok(&created.0));
             shared.met((dir, name), &created.0);
-            shared.places.guesses.note(key, shared.slices.home(created.0.id));
             // Of a new file there is nothing to cut, nor of an empty one that somebody else has made since.
             let is_new =
                 how.exclusive || before == Some(FoundName::Absent) && created.0.attr.size == 0;
