@@ -57,7 +57,7 @@ pub use lock::{Lock, LockFamily, LockKind, LockRange};
 pub use name::{NAME_MAX_BYTES, Name, NameBuf};
 pub use named::{must_be_named, open_named};
 pub use object::{NEW_OBJECT_ATTRIBUTE, OBJECT_ATTRIBUTE};
-pub use op::Op;
+pub use op::{Op, OpFacts};
 pub use outside::{OnOutsideChanges, OutsideChange};
 pub use peer::{Peer, RESERVED_PORTS_END, Via};
 pub use put::{must_fit_one_call, put_in_steps};

@@ -75,26 +75,37 @@ ops! {
     WriteBack "write_back" true,
 }
 
+/// The facts about an operation that backends and layers ask for. The facts for the wire are in the table of
+/// operations of the crate `rpc`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpFacts {
+    /// The operation moves data of a file.
+    pub moves_data: bool,
+    /// The operation makes a file with a mode that its caller says: the caller's umask takes bits away.
+    pub masks_mode: bool,
+}
+
 impl Op {
     /// How many there are; the length of a table with one row an operation.
     pub const COUNT: usize = Op::ALL.len();
 
-    /// Whether it moves data of a file.
-    pub fn moves_data(self) -> bool {
+    /// The facts about the operation.
+    pub const fn facts(self) -> OpFacts {
+        let facts = OpFacts { moves_data: false, masks_mode: false };
         match self {
-            Op::Read | Op::Write | Op::CopyRange | Op::Put | Op::WriteBack => true,
+            Op::Read | Op::Write | Op::CopyRange | Op::Put | Op::WriteBack => {
+                OpFacts { moves_data: true, ..facts }
+            }
+            Op::Make | Op::Create | Op::Tmpfile => OpFacts { masks_mode: true, ..facts },
             Op::Lookup
             | Op::Parent
             | Op::Getattr
             | Op::Setattr
             | Op::Readlink
-            | Op::Make
             | Op::Remove
             | Op::Rename
             | Op::Link
             | Op::Open
-            | Op::Create
-            | Op::Tmpfile
             | Op::Access
             | Op::Statfs
             | Op::Getxattr
@@ -122,7 +133,7 @@ impl Op {
             | Op::OpenNamed
             | Op::Learn
             | Op::Hold
-            | Op::Release => false,
+            | Op::Release => facts,
         }
     }
 }

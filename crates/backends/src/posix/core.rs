@@ -184,8 +184,7 @@ impl Core {
         // The server's own work, such as the reopening of a client's files after a restart, is not
         // squashed.
         let who = if cx.internal { cx.who.clone() } else { self.squashed(&cx.who) };
-        let makes = matches!(op, Op::Make | Op::Create | Op::Tmpfile);
-        let umask = makes.then_some(cx.umask);
+        let umask = op.facts().masks_mode.then_some(cx.umask);
         let (thread, taker, internal) = (ClientThread::of(cx), cx.taker(), cx.internal);
         SquashedCaller { who, umask, thread, taker, internal, fence: cx.fence.clone() }
     }

@@ -60,11 +60,11 @@ impl Worker {
     /// What is answered where `request` has failed with `error`.
     pub(super) fn answer_to(&self, request: &Request<'_>, error: Error) -> Error {
         let (pid, node) = (request.head.pid, request.head.node);
-        if error.errno() != Errno::ESTALE || !names(&request.op) || pid == Pid(0) {
+        let name_use = NameUse::of(&request.op);
+        if error.errno() != Errno::ESTALE || name_use == NameUse::None || pid == Pid(0) {
             return error;
         }
-        let looks = matches!(request.op, Operation::Names(NameOperation::Lookup { .. }));
-        if looks
+        if name_use == NameUse::LooksUp
             && matches!(call_of(pid), CallingSyscall::Waits(call) if MAKING.contains(&call.number))
         {
             // What it makes next finds the directory gone, and has the path looked up again.
@@ -76,30 +76,53 @@ impl Worker {
     }
 }
 
-/// Whether the operation is about names in a directory. (A file that is to have a further one and has
-/// lost its last is ENOENT on Linux, too.)
-fn names(op: &Operation<'_>) -> bool {
-    match op {
-        Operation::Names(operation) => !matches!(operation, NameOperation::Readlink),
-        Operation::Opens(operation) => {
-            matches!(operation, OpenOperation::Create { .. } | OpenOperation::Tmpfile { .. })
+/// How an operation uses names in a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NameUse {
+    /// The operation is about no name.
+    None,
+    /// The operation looks a name up.
+    LooksUp,
+    /// The operation changes names, or makes a file there.
+    Changes,
+}
+
+impl NameUse {
+    /// The use by `op`. (A file that is to have a further name and has lost its last is ENOENT on Linux, too.)
+    fn of(op: &Operation<'_>) -> NameUse {
+        match op {
+            Operation::Names(operation) => match operation {
+                NameOperation::Readlink => NameUse::None,
+                NameOperation::Lookup { .. } => NameUse::LooksUp,
+                NameOperation::Symlink { .. }
+                | NameOperation::Mknod { .. }
+                | NameOperation::Mkdir { .. }
+                | NameOperation::Unlink { .. }
+                | NameOperation::Rmdir { .. }
+                | NameOperation::Rename { .. }
+                | NameOperation::Link { .. } => NameUse::Changes,
+            },
+            Operation::Opens(operation) => match operation {
+                OpenOperation::Create { .. } | OpenOperation::Tmpfile { .. } => NameUse::Changes,
+                OpenOperation::Open { .. } | OpenOperation::Opendir { .. } => NameUse::None,
+            },
+            Operation::LookupSelf
+            | Operation::LookupParent
+            | Operation::Attributes(_)
+            | Operation::Xattrs(_)
+            | Operation::Files(_)
+            | Operation::Session(_)
+            | Operation::Read { .. }
+            | Operation::Write(_)
+            | Operation::Flush { .. }
+            | Operation::Release { .. }
+            | Operation::Releasedir { .. }
+            | Operation::Readdir { .. }
+            | Operation::Getlk(_)
+            | Operation::Setlk { .. }
+            | Operation::Statfs
+            | Operation::Ioctl { .. } => NameUse::None,
         }
-        Operation::LookupSelf
-        | Operation::LookupParent
-        | Operation::Attributes(_)
-        | Operation::Xattrs(_)
-        | Operation::Files(_)
-        | Operation::Session(_)
-        | Operation::Read { .. }
-        | Operation::Write(_)
-        | Operation::Flush { .. }
-        | Operation::Release { .. }
-        | Operation::Releasedir { .. }
-        | Operation::Readdir { .. }
-        | Operation::Getlk(_)
-        | Operation::Setlk { .. }
-        | Operation::Statfs
-        | Operation::Ioctl { .. } => false,
     }
 }
 

@@ -242,7 +242,26 @@ impl Request<'_> {
     /// Whether it is one for a lock that may have to be waited for, which any signal ends. Giving a
     /// lock back comes the same way, and waits for nobody.
     pub(crate) fn waits_for_a_lock(&self) -> bool {
-        matches!(self.op, Operation::Setlk { lock, wait } if wait && lock.kind != libc::F_UNLCK as u32)
+        match self.op {
+            Operation::Setlk { lock, wait } => wait && lock.kind != libc::F_UNLCK as u32,
+            Operation::LookupSelf
+            | Operation::LookupParent
+            | Operation::Names(_)
+            | Operation::Opens(_)
+            | Operation::Attributes(_)
+            | Operation::Xattrs(_)
+            | Operation::Files(_)
+            | Operation::Session(_)
+            | Operation::Read { .. }
+            | Operation::Write(_)
+            | Operation::Flush { .. }
+            | Operation::Release { .. }
+            | Operation::Releasedir { .. }
+            | Operation::Readdir { .. }
+            | Operation::Getlk(_)
+            | Operation::Statfs
+            | Operation::Ioctl { .. } => false,
+        }
     }
 }
 

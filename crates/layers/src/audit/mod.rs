@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use dray_core::{Admit, Context, Counted, ObservedCall, Op};
+use dray_core::{Admit, Context, Counted, ObservedCall};
 
 pub use consumers::{CONSUMERS_MAX, Consumer, Consumers};
 pub use filter::AuditFilter;
@@ -285,9 +285,7 @@ impl Observer for Audit {
     }
 
     fn lets_pass(&self, _: &Context, call: &ObservedCall<'_>) -> bool {
-        matches!(call.op, Op::Read | Op::Write)
-            || !self.is_held()
-            || !self.kinds.has(AuditKind::of(call))
+        !self.kinds.has(AuditKind::of(call)) || !self.is_held()
     }
 
     fn counts_opens(&self) -> bool {

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use dray_core::{CallDetail, Context, Errno, FileId, NodeId, ObservedCall, Op, SessionId};
+use dray_core::{CallDetail, Context, Errno, FileId, NodeId, ObservedCall, SessionId};
 use std::sync::atomic::Ordering;
 
 use super::kind::AuditKind;
@@ -54,7 +54,7 @@ fn put(raw: &RawCall<'_>, out: &mut Vec<u8>) {
     out.extend_from_slice(&time_us.to_le_bytes());
     put_user(cx, out);
     put_client(cx, out);
-    let (id, parent) = ids(call, outcome);
+    let (id, parent) = ids(*kind, call, outcome);
     put_id(id, out);
     put_id(parent, out);
     put_text(call.name.map(|name| name.as_bytes()), out);
@@ -65,9 +65,13 @@ fn put(raw: &RawCall<'_>, out: &mut Vec<u8>) {
     put_detail(call, outcome, out);
 }
 
-/// The file and the directory of a call.
-fn ids(call: &ObservedCall<'_>, outcome: &Outcome<'_>) -> (Option<FileId>, Option<FileId>) {
-    let in_directory = call.name.is_some() || matches!(call.op, Op::Tmpfile);
+/// The file and the directory of a call. A creation is in a directory, also that of a file without a name.
+fn ids(
+    kind: AuditKind,
+    call: &ObservedCall<'_>,
+    outcome: &Outcome<'_>,
+) -> (Option<FileId>, Option<FileId>) {
+    let in_directory = call.name.is_some() || kind == AuditKind::Create;
     match in_directory {
         true => (outcome.id, Some(call.id)),
         false => (Some(call.id), None),

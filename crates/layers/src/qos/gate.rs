@@ -90,7 +90,7 @@ fn micros(at: Nanos) -> u64 {
 
 /// The data that a call is charged for.
 fn cost_of(call: &ObservedCall<'_>) -> Cost {
-    Cost { bytes: if call.op.moves_data() { call.bytes } else { 0 } }
+    Cost { bytes: if call.op.facts().moves_data { call.bytes } else { 0 } }
 }
 
 /// The address of a client, as rules have it.

@@ -57,7 +57,7 @@ impl Pattern {
     /// Operations by name: one, or `data`, `metadata`, `all`.
     pub fn op(name: &str) -> Option<Pattern> {
         let bit = |op: Op| 1 << (op as u64);
-        let moving = Op::ALL.iter().copied().filter(|op| op.moves_data());
+        let moving = Op::ALL.iter().copied().filter(|op| op.facts().moves_data);
         let data = moving.map(bit).fold(0, |all: u64, one| all | one);
         let all = Op::ALL.iter().copied().map(bit).fold(0, |all: u64, one| all | one);
         Some(Pattern::Ops(match name {

@@ -21,6 +21,7 @@ impl OpRow {
             may_be_split: false,
             ignores_groups: false,
             can_be_cancelled: false,
+            restores_kept_writes: false,
             trace: Trace::None,
             noted_as: op,
             leases_name: NameLease::None,
@@ -36,7 +37,6 @@ impl OpRow {
             | Op::Getxattr
             | Op::Listxattr
             | Op::Readdir
-            | Op::Sync
             | Op::Seek
             | Op::TestLock
             | Op::GetFlags
@@ -54,6 +54,7 @@ impl OpRow {
             Op::Read => OpRow { may_be_split: true, ..row },
             Op::Redo => OpRow { takes_data: true, ..row },
             Op::Lock => OpRow { ignores_groups: true, can_be_cancelled: true, ..row },
+            Op::Sync => OpRow { restores_kept_writes: true, ..row },
             Op::Flush => OpRow { ignores_groups: true, ..row },
             Op::Close => OpRow { ignores_groups: true, may_be_one_way: true, ..row },
             Op::Open | Op::Allocate | Op::SetFlags | Op::SetXflags => {
@@ -71,7 +72,8 @@ impl OpRow {
             Op::Write => OpRow { takes_data: true, trace: Trace::Written, ..row },
             // Earlier versions know its intent, that of a write to a place.
             Op::WriteBack => {
-                OpRow { takes_data: true, trace: Trace::Written, noted_as: Op::Write, ..row }
+                let writes = OpRow { takes_data: true, trace: Trace::Written, ..row };
+                OpRow { noted_as: Op::Write, restores_kept_writes: true, ..writes }
             }
             Op::CopyRange => OpRow { trace: Trace::Copied, ..row },
             Op::Put => OpRow { takes_data: true, trace: Trace::Put, ..row },

@@ -15,8 +15,10 @@ pub struct OpRow {
     pub may_be_split: bool,
     /// The caller's groups decide nothing, so that a caller with too many of them may make it.
     pub ignores_groups: bool,
-    /// The caller may give it up while it waits.
+    /// The caller may give it up while it waits. It may wait for as long as another client likes.
     pub can_be_cancelled: bool,
+    /// Clients write with it what they have kept under write leases, or sync that. The call shows a file to nobody.
+    pub restores_kept_writes: bool,
     /// How the next server finds out whether it was made, if the server dies before the reply.
     pub trace: Trace,
     /// The intent is noted as that of this operation, which earlier versions know, too.

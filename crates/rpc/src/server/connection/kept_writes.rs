@@ -7,15 +7,18 @@ use crate::server::exactly_once::plan;
 use crate::server::execute::Files;
 use crate::server::leases::{LeaseSince, LeaseWaits, ShownFiles};
 use crate::server::reply::Reply;
-use crate::wire::{Call, CallHead, CallRow, Changes, FileRef, Operand, Results, SessionChange};
+use crate::wire::{
+    Call, CallHead, CallRow, Changes, FileRef, OpRow, Operand, Results, SessionChange,
+};
 
 impl CallInHand {
     /// Nobody is shown a file before what clients of the server before have kept is written. A client with a log syncs
     /// what it has written before it writes more, and a sync shows nothing.
     pub(super) fn waits_for_kept_writes(&self, row: &CallRow<'_>) -> bool {
-        let is_write_back = matches!(self.head.op, dray_core::Op::WriteBack | dray_core::Op::Sync);
-        let restores = row.is_recovery || self.head.flags & CallHead::RECOVERY != 0;
-        !is_write_back && !restores && self.session.export.kept_writes.is_running()
+        let restores = OpRow::of(self.head.op).restores_kept_writes
+            || row.is_recovery
+            || self.head.flags & CallHead::RECOVERY != 0;
+        !restores && self.session.export.kept_writes.is_running()
     }
 
     /// Asks other clients for what they have kept of the files that a call names.

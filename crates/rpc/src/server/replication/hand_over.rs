@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dray_core::{Errno, Error, Op};
+use dray_core::{Errno, Error};
 use dray_rt::sync::{Notify, oneshot};
 use dray_rt::{sleep, timeout};
 
@@ -17,6 +17,7 @@ use super::slice::{Leading, SliceServer};
 use crate::server::as_server;
 use crate::server::service::lock;
 use crate::server::status::RunningCall;
+use crate::wire::OpRow;
 
 /// A call that has been under way for so long hangs. Waits for locks do not: they end with the serving.
 const HANGS_AFTER: Duration = Duration::from_secs(2);
@@ -171,7 +172,9 @@ impl SliceServer {
 
     async fn may_hand_over(&self, leading: &Leading) -> Result<(), HandOverRefusal> {
         // Once the slice is not served here, it cannot be again before such a call has ended.
-        let hangs = |call: &RunningCall| call.op != Op::Lock && call.since.elapsed() >= HANGS_AFTER;
+        let hangs = |call: &RunningCall| {
+            !OpRow::of(call.op).can_be_cancelled && call.since.elapsed() >= HANGS_AFTER
+        };
         if lock(&leading.server.inner.running).values().any(hangs) {
             return Err(HandOverRefusal::CallHangs);
         }

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::task::Poll;
 use std::time::Duration;
 
-use dray_core::{Attr, Buf, Errno, Error, FileId, Op};
+use dray_core::{Attr, Buf, Errno, Error, FileId};
 
 use super::{CallInHand, TypedCall};
 use crate::server::call_admission::{self, AtOnce, Grants};
@@ -102,8 +102,13 @@ impl CallInHand {
         let data_bytes = data.as_ref().map_or(0, Buf::len);
         let (_admitted, refused) = match self.admitted(call, data_bytes, again.is_some()).await {
             Ok(grants) => (grants, None),
-            Err(error) if self.head.op == Op::Close => (None, Some(error)),
-            Err(error) => return Err(error),
+            Err(error) => match row.session {
+                SessionChange::Closes(_) => (None, Some(error)), // it is closed nevertheless
+                SessionChange::None
+                | SessionChange::Opens(_)
+                | SessionChange::Reopens(_)
+                | SessionChange::Locks { .. } => return Err(error),
+            },
         };
         let Ok(_unslotted) = self.unslotted(row.session).await else {
             // The call's connection has gone: the call has been asked for again.

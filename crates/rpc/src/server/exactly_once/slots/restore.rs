@@ -13,6 +13,7 @@ use crate::server::options::StateLoss;
 use crate::server::ranges::RangeTable;
 use crate::server::reply::Reply;
 use crate::server::sabotage::Sabotage;
+use crate::wire::{OpRow, Trace};
 
 /// A change as it was noted: its slot and its number.
 #[derive(Clone, Copy)]
@@ -128,7 +129,7 @@ impl ReplaySlots {
         // A copy is made again as it was asked for: what it took is not known by its stamp.
         if let State::Cut(again) = &mut slot.state
             && let Some(changed) = changed
-            && op != Op::CopyRange
+            && OpRow::of(op).trace != Trace::Copied
         {
             let is_broken = self.broken.is(Sabotage::AwaitedStamps);
             let stamp = if is_broken { u64::MAX - stamp } else { stamp }; // later than any
