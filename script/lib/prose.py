@@ -1,5 +1,5 @@
-"""Long sentences of Markdown documents and of the comments of Rust sources, and docstrings that begin
-with a pronoun.
+"""Long sentences of Markdown documents, and of the comments and messages of Rust sources, and docstrings that
+begin with a pronoun.
 
 prose.py FILE...; exits 1 after naming every sentence of more than 25 words, as FILE:LINE, and every
 docstring whose first word is a pronoun. The reader of a docstring may see nothing else, for instance in
@@ -89,6 +89,24 @@ def comments(text):
     yield from finished()
 
 
+# What a Rust source consists of besides words and numbers. Groups: hashes and text of a raw string, text of another one.
+TOKEN = re.compile(r"""//[^\n]*|/\*.*?\*/|\br(#*)"(.*?)"\1|"((?:\\.|[^"\\])*)"|'(?:\\[^']+|\\'|[^'\\])'""", re.DOTALL)
+
+
+def messages(path, text):
+    """Lines of the string literals of a Rust source that is no test, each with the literal's first line's number.
+
+    What is put in for `{}` counts as a word.
+    """
+    if "/tests/" in path or path.endswith("/tests.rs"):
+        return
+    for token in TOKEN.finditer(text.split("#[cfg(test)]\nmod tests {")[0]):
+        literal = token[2] if token[3] is None else token[3]
+        number = text.count("\n", 0, token.start()) + 1
+        for line in re.split(r"\\n|\n", re.sub(r"\\\n\s*", "", literal or "")):
+            yield number, re.sub(r"\{[^{}]*\}", "value", line)
+
+
 def docstrings(text):
     """The first line of each docstring of a Rust source, with its number."""
     kind = None
@@ -136,6 +154,12 @@ def long_sentences(path, text):
     for number, block in comments(text) if rust else blocks(text):
         block = re.sub(r"(:) (?=[A-Z`])", r"\1. ", block) if rust else block
         for sentence in sentences(block):
+            words = [word for word in sentence if re.search(r"\w", word)]
+            if len(words) > WORDS_MAX:
+                yield number, len(words), " ".join(sentence)
+    for number, line in messages(path, text) if rust else ():
+        # A message has a sentence for what happened, one for why, and one for what to do.
+        for sentence in sentences(re.sub("[:;] ", ". ", line)):
             words = [word for word in sentence if re.search(r"\w", word)]
             if len(words) > WORDS_MAX:
                 yield number, len(words), " ".join(sentence)

@@ -152,7 +152,7 @@ fn attach(files: &CacheFiles) -> Result<(), Failure> {
     if kept < list.len() {
         return Err(Failure::new(
             "some files are not: they may be open for writing or have changed within the last minute, \
-             cache_rules may leave them out, or the cache is full (`dray cache state` says how much is there)",
+             cache_rules may leave them out, or the cache is full; `dray cache state` says how much is there",
         ));
     }
     Ok(())

@@ -102,8 +102,8 @@ impl FoundBackend for FoundDirectory {
     fn shared_id_key(&self) -> std::result::Result<Option<u128>, String> {
         self.root.shared_id_key().map_err(|error| {
             format!(
-                "the servers of a projection sign ids of files by a key that they keep in the attribute \
-                 {} of the directory, and the file system below does not let them: {error}",
+                "the servers of a projection sign ids of files by a key in the attribute {} of the \
+                 directory; the file system below does not let them keep it there: {error}",
                 String::from_utf8_lossy(super::shared_key::NAME)
             )
         })

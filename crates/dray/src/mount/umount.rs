@@ -59,8 +59,8 @@ fn unmount(at: &Path, lazy: bool, shown: &str) -> Result<(), Failure> {
         if is_busy(&error) {
             return Failure::new(format!(
                 "{shown} is in use: end the programs that have files open or their working \
-                 directory there (`fuser -vm {shown}` names them), unmount what is mounted within \
-                 it (`findmnt -R {shown}`), or take it out of the tree now with `dray umount --lazy \
+                 directory there (`fuser -vm {shown}` names them); unmount what is mounted within \
+                 it (`findmnt -R {shown}`); or take it out of the tree now with `dray umount --lazy \
                  {shown}`"
             ));
         }

@@ -458,7 +458,7 @@ impl ExportOpener {
             (false, _, _) => Err(self.no_shared_ids()),
             (true, false, false) => Err(Failure::new(format!(
                 "{}: the servers of a projection sign ids of files by a secret in an attribute `trusted.*` of \
-                 the directory, and the file system below has no such attributes",
+                 the directory; the file system below has no such attributes",
                 self.cannot()
             ))),
             (true, false, true) => {

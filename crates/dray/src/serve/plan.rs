@@ -155,7 +155,7 @@ pub fn warn_of_openness(plan: &ServePlan) {
     for address in plan.listen.iter().filter(by_network) {
         log::warn!(
             "no key is asked for at {address}: root of each machine that gets there can act as any \
-             user, and so can any user who may use ports below 1024, as in many containers; \
+             user; so can any user who may use ports below 1024, as in many containers; \
              `dray key` makes a key, which servers and clients then use"
         );
         for export in plan.exports.iter().filter(|export| export.insecure) {

@@ -116,7 +116,7 @@ fn of_mount(mount: &MountEntry) -> Result<Reports, Failure> {
 fn unserved(mount: &MountEntry, supervisors: &Supervisors) -> String {
     match supervisors.process_of(mount) {
         Some(pid) => format!(
-            "its daemon has ended, and its supervisor (process {pid}) starts another one, or it \
+            "its daemon has ended, and its supervisor (process {pid}) starts another one; or the daemon \
              cannot be asked, since it could not write to its run directory; the log says why"
         ),
         None => format!(
