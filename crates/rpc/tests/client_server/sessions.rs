@@ -419,7 +419,8 @@ fn a_client_without_changes_is_not_woken_by_the_syncs_of_others() {
                 Err(_) => std::thread::sleep(Duration::from_millis(5)),
             }
         };
-        while !socket.exists() {
+        // A socket that is there and not yet listened at refuses.
+        while UnixStream::connect(&socket).is_err() {
             std::thread::sleep(Duration::from_millis(5));
         }
         let ((mut rests, welcome), (mut syncs, _)) = (arrive(), arrive());
