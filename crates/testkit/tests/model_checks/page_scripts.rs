@@ -1,4 +1,4 @@
-//! `script/promises` and `script/prose` find what they are for, in small trees that have it.
+//! `script/promises`, `script/prose` and the check of matches on operations find what they are for, in small trees that have it.
 
 use std::fs;
 use std::path::Path;
@@ -118,7 +118,7 @@ fn long_sentences_are_found_where_they_stand() {
 
 /// A comment of Rust is a document, too; behind a colon another sentence may begin.
 #[test]
-fn long_sentences_of_comments_are_found_where_they_stand() {
+fn long_sentences_of_comments_and_messages_are_found_where_they_stand() {
     let dir = TempDir::new("prose").unwrap();
     let words = |count: usize| vec!["word"; count].join(" ");
     let (fits, long) = (words(25), words(26));
@@ -130,6 +130,12 @@ fn long_sentences_of_comments_are_found_where_they_stand() {
         (format!("//! - {fits}\n//! - {fits}\n"), None),
         (format!("/// ```\n/// {long}\n/// ```\nfn a() {{}}\n"), None),
         (format!("/// | {long} |\nfn a() {{}}\n"), None),
+        (format!("fn a() {{\n    say(\"{fits}: {fits}; {fits}. {fits}\");\n}}\n"), None),
+        (format!("fn a() {{\n    say(\"{fits}\\n{fits}\", \"{fits}\");\n}}\n"), None),
+        (format!("fn a() {{\n    say('\"', \"{long}\");\n}}\n"), Some(2)),
+        (format!("say(\"it\",\n\"{fits} \\\n    {{shown}}\"); // \"\n"), Some(2)),
+        (format!("say(r#\"\"{long}\"#);\n"), Some(1)),
+        (format!("#[cfg(test)]\nmod tests {{\n    say(\"{long}\");\n}}\n"), None),
     ];
     for (text, line) in cases {
         let path = dir.path().join("source.rs");
@@ -143,7 +149,7 @@ fn long_sentences_of_comments_are_found_where_they_stand() {
     }
 }
 
-/// A docstring is read alone, so that its first word is no pronoun. Rooms on the list are exempt.
+/// A docstring is read alone, so that its first word is no pronoun.
 #[test]
 fn docstrings_that_begin_with_a_pronoun_are_found_where_they_stand() {
     let dir = TempDir::new("prose").unwrap();
@@ -181,8 +187,49 @@ fn docstrings_that_begin_with_a_pronoun_are_found_where_they_stand() {
         );
     }
     assert!(said_of("docs/a.md", "It goes on.\n").is_empty());
-    for exempt in ["crates/layers/src/qos/mod.rs", "crates/layers/src/qos.rs"] {
-        assert!(said_of(exempt, "/// It goes on.\n").is_empty(), "{exempt}");
+}
+
+#[test]
+fn a_match_on_operations_that_takes_a_new_one_silently_is_found_where_it_stands() {
+    let dir = TempDir::new("wildcards").unwrap();
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for kept in ["crates/core/src/op.rs", "crates/fuse/src/proto/request.rs"] {
+        let copy = dir.path().join(kept);
+        fs::create_dir_all(copy.parent().unwrap()).unwrap();
+        fs::copy(repository.join(kept), copy).unwrap();
     }
-    assert!(!said_of("crates/layers/src/qosts.rs", "/// It goes on.\n").is_empty());
+    let source = dir.path().join("crates/core/src/source.rs");
+    let arms = |first: &str, last: &str| {
+        format!(
+            "fn a() {{\n    match op {{\n        {first} => 1,\n        {last} => 2,\n    }}\n}}\n"
+        )
+    };
+    let cases = [
+        (arms("Op::Read", "_"), Some("4: a match")),
+        (arms("Op::Read", "other if other.writes()"), Some("4: a match")),
+        (arms("Op::Read", "Op::Write"), None),
+        (arms("KeptOp::Read", "_"), None),
+        (arms("Write | Read", "_"), None),
+        (format!("use Op::*;\n{}", arms("Write | Read", "_")), Some("5: a match")),
+        (format!("use Op::*;\n{}", arms("Some(one)", "_")), None),
+        (
+            "let a = 1;\nlet b = matches!(op, Op::Read | Op::Write);\n".to_owned(),
+            Some("2: a `matches!`"),
+        ),
+        (
+            "let b = matches!(\n    self.of(op),\n    Operation::Read(_)\n);\n".to_owned(),
+            Some("1: a `matches!`"),
+        ),
+        ("let b = matches!(kind, Kind::Read) && op == Op::Read;\n".to_owned(), None),
+        (format!("#[cfg(test)]\nmod tests {{\n{}}}\n", arms("Op::Read", "_")), None),
+    ];
+    for (text, found) in cases {
+        fs::write(&source, &text).unwrap();
+        let output = run("wildcards", &[dir.path().to_str().unwrap()]);
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.success(), found.is_none(), "{text}: {said}");
+        let named =
+            found.map_or(String::new(), |found| format!("crates/core/src/source.rs:{found}"));
+        assert!(said.starts_with(&named) && said.lines().count() <= 1, "{text}: {said}");
+    }
 }
