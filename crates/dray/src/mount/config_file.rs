@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(Some(cache.dir), said.cache);
         let all = expanded(text, "leases=yes,cache_size=1G,cache=/other").unwrap();
         let plan = MountPlan::parse(&all).unwrap();
-        assert_eq!((plan.cache.unwrap(), plan.cache_bytes), ("/other".into(), 1 << 30));
+        assert_eq!((plan.cache.unwrap(), plan.cache_bytes), ("/other".into(), Some(1 << 30)));
         assert_eq!(expanded("", "ro").unwrap(), ["ro"]);
         assert_eq!(expand(&["ro,rw".to_owned()]).unwrap(), ["ro,rw"]);
     }

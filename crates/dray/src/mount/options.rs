@@ -62,8 +62,8 @@ pub struct MountPlan {
     pub write_leases: bool,
     /// The cache on a local disk.
     pub cache: Option<PathBuf>,
-    /// Most bytes that it takes.
-    pub cache_bytes: u64,
+    /// Most bytes that it takes; none: [`CACHE_BYTES`].
+    pub cache_bytes: Option<u64>,
     /// Writes under write leases are answered by that disk.
     pub cache_writes_back: bool,
     /// Most bytes that are there and not at the server.
@@ -110,7 +110,7 @@ impl Default for MountPlan {
             leases: LeaseChoice::Auto,
             write_leases: false,
             cache: None,
-            cache_bytes: CACHE_BYTES,
+            cache_bytes: None,
             cache_writes_back: false,
             cache_dirty_bytes: CACHE_DIRTY_BYTES,
             cache_dirty_age: Duration::from_secs(30),
@@ -175,7 +175,7 @@ impl MountPlan {
             return Err(Failure::usage(what.to_owned()));
         }
         let unused = [
-            ("cache_size", plan.cache_bytes != CACHE_BYTES),
+            ("cache_size", plan.cache_bytes.is_some()),
             ("cache_rules", plan.cache_rules.is_some()),
         ];
         if let Some((option, _)) = unused.iter().find(|(_, is_set)| *is_set && plan.cache.is_none())
@@ -256,7 +256,7 @@ impl MountPlan {
         let rules = self.cache_rules.as_deref().and_then(|rules| CacheRules::parse(rules).ok());
         Some(CacheOptions {
             dir: self.cache.clone()?,
-            size_bytes: self.cache_bytes,
+            size_bytes: self.cache_bytes.unwrap_or(CACHE_BYTES),
             rules: rules.unwrap_or_default(), // they were checked when they were read
         })
     }
@@ -301,7 +301,7 @@ impl MountPlan {
             ("leases", lease_choice_name(self.leases).to_owned()),
             ("write_leases", if self.write_leases { "yes" } else { "no" }.to_owned()),
             ("cache", none_or(self.cache.as_ref().map(|dir| dir.display().to_string()))),
-            ("cache_size", self.cache_bytes.to_string()),
+            ("cache_size", self.cache_bytes.unwrap_or(CACHE_BYTES).to_string()),
             ("cache_write", if self.cache_writes_back { "back" } else { "through" }.to_owned()),
             ("cache_dirty", self.cache_dirty_bytes.to_string()),
             ("cache_dirty_age", seconds(self.cache_dirty_age)),
@@ -351,8 +351,8 @@ impl MountPlan {
             "cache_size" => {
                 let bytes =
                     dray_cache::parse_size(needed()?).filter(|bytes| *bytes >= CACHE_MIN_BYTES);
-                self.cache_bytes =
-                    bytes.ok_or_else(|| wrong("a size such as 200G is needed, 16M or more"))?;
+                let wrong_size = || wrong("a size such as 200G is needed, 16M or more");
+                self.cache_bytes = Some(bytes.ok_or_else(wrong_size)?);
             }
             "cache_rules" => {
                 CacheRules::parse(needed()?).map_err(|what| wrong(&what))?;
@@ -577,6 +577,8 @@ mod tests {
             ("vers=4.2", "unknown mount option `vers=4.2`: client and server agree"),
             ("bg", "retry=SECONDS"),
             ("cache_write=back", "it needs cache=DIR"),
+            ("cache_size=10G", "`cache_size`: it needs cache=DIR"),
+            ("cache_rules=ext=so", "`cache_rules`: it needs cache=DIR"),
             (
                 "cache_write=back,cache=/c,leases=no",
                 "`cache_write=back`: it needs consistency=strict and leases",

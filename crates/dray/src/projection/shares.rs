@@ -1,7 +1,7 @@
 //! Which share of a projection each server has, over a sample of inode numbers.
 
 use dray_core::FileId;
-use dray_layers::placement::{Definition, Placement, ServerIndex, Slices};
+use dray_layers::placement::{Definition, HOME, Placement, ServerIndex, Slices};
 use serde_json::{Value, json};
 
 /// The slices of a definition with failover, each with its servers and its part of the files, per cent.
@@ -48,8 +48,6 @@ impl SliceShares {
     }
 }
 
-/// The server of all names, where servers have their own disks.
-const HOME: ServerIndex = ServerIndex(0);
 /// Consecutive inode numbers that are looked at.
 const SAMPLE: u64 = 100_000;
 

@@ -32,8 +32,8 @@ pub use definition::{Definition, HashKind, Layout};
 pub use fs::PlacedFs;
 pub use mapping::{Placement, ServerIndex};
 pub use own_disks::{
-    NAMES_DIR, OBJECTS_DIR, ObjectId, OwnDisksFs, SHARDS, TREE_LINK, WrongTree, find_wrong_tree,
-    own_disks_stack, probe_target,
+    HOME, NAMES_DIR, OBJECTS_DIR, ObjectId, OwnDisksFs, SHARDS, TREE_LINK, WrongTree,
+    find_wrong_tree, own_disks_stack, probe_target,
 };
 pub use parse::{DefinitionError, SERVERS_MAX, parse_definitions};
 pub use places::FilePlaces;

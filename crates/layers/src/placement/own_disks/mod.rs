@@ -36,7 +36,7 @@ pub const NAMES_DIR: &str = "names";
 /// The directory of a target that has the objects, in directories by the first byte of their ids.
 pub const OBJECTS_DIR: &str = "objects";
 /// The server of the names.
-const HOME: ServerIndex = ServerIndex(0);
+pub const HOME: ServerIndex = ServerIndex(0);
 /// Directories of objects at each target.
 pub const SHARDS: usize = 256;
 /// What begins so is dray's own.
