@@ -3,7 +3,7 @@
 # Whatever two mounts of the projection have to agree on, and deaths of servers and daemons under load.
 # moosefs.sh [classic|uring]
 # transports: classic
-# proves: P155, P156, P157
+# proves: P155, P156, P157, P369
 . "$(dirname "$0")/../lib/common.sh"
 . "$(dirname "$0")/../lib/mounts.sh"
 . "$(dirname "$0")/../lib/moosefs.sh"

@@ -62,6 +62,9 @@ impl Core {
         let _copying = self.copying([Some(id), None]);
         let attr = self.writable().and_then(|()| apply(self, caller, target, set));
         self.changed(id, target.fd());
+        if set.size.is_some() {
+            self.size_was_set(id);
+        }
         Some(attr)
     }
 

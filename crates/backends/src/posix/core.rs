@@ -29,6 +29,7 @@ use super::removed::{REMOVED_DIR, RemovedFiles};
 use super::root::Root;
 use super::sys::InodeStat;
 use super::watch::ExportWatch;
+use super::written_ends::WrittenEnds;
 use super::{cred, sys, thread_clients};
 use crate::locks::LockTable;
 
@@ -50,6 +51,8 @@ pub(crate) struct Core {
     pub(crate) ids: Ids,
     pub(crate) nodes: InodeCache,
     pub(super) recently_unlinked: RecentlyUnlinked,
+    /// None where the sizes of the file system below can be believed.
+    pub(super) written_ends: Option<WrittenEnds>,
     pub(super) inside: SeenInside,
     /// None where the file system copies no files before a change.
     pub(super) copy_ups: Option<Box<CopyUps>>,
@@ -129,6 +132,7 @@ impl Core {
                 options.inode_idle_secs,
             ),
             recently_unlinked: RecentlyUnlinked::default(),
+            written_ends: below.sizes_lag.then(WrittenEnds::default),
             inside: SeenInside::default(),
             copy_ups: below.is_overlay().then(Box::default),
             devices: Devices::new(stat.dev, below.is_overlay()),
@@ -187,6 +191,13 @@ impl Core {
         let umask = op.facts().masks_mode.then_some(cx.umask);
         let (thread, taker, internal) = (ClientThread::of(cx), cx.taker(), cx.internal);
         SquashedCaller { who, umask, thread, taker, internal, fence: cx.fence.clone() }
+    }
+
+    /// To be called once the size of a file was set, other than by writing.
+    pub(super) fn size_was_set(&self, id: FileId) {
+        if let Some(ends) = &self.written_ends {
+            ends.size_was_set(id);
+        }
     }
 
     fn squashed(&self, who: &Arc<Identity>) -> Arc<Identity> {

@@ -111,7 +111,12 @@ pub(crate) enum WriteAttempt {
 pub(crate) fn try_write(core: &Core, file: &FileState, how: Write, from: &Buf) -> WriteAttempt {
     let fails = &core.nowait_writes_fail;
     // What lies in pages of the kernel is moved at once, which cannot be tried.
-    if how.sync || how.kill_set_id || from.pages().is_some() || fails.load(Ordering::Relaxed) {
+    if core.written_ends.is_some()
+        || how.sync
+        || how.kill_set_id
+        || from.pages().is_some()
+        || fails.load(Ordering::Relaxed)
+    {
         return WriteAttempt::Waits(0);
     }
     let fd = match fd_to_write(core, file, how) {
@@ -173,6 +178,8 @@ fn write_part(
     } else {
         libc::RWF_DSYNC
     };
+    let how = placed(core, (file, &fd), how, part.start)?;
+    let (begin, is_append) = (how.at.saturating_add(part.start as u64), how.append);
     let written = (|| {
         if how.kill_set_id {
             clear_set_id(core, fd.as_fd(), caller)?;
@@ -184,8 +191,7 @@ fn write_part(
         }
         if !how.append {
             let moved = if sync == 0 { move_part(&fd, how.at, from, part.clone()) } else { None };
-            let at = how.at.saturating_add(part.start as u64);
-            return moved.unwrap_or_else(|| write_all(&fd, at, &from[part], sync));
+            return moved.unwrap_or_else(|| write_all(&fd, begin, &from[part], sync));
         }
         let written = append_all(&fd, &from[part])?;
         if how.sync {
@@ -193,11 +199,31 @@ fn write_part(
         }
         Ok(written)
     })();
+    if let (Some(ends), Ok(count), false) = (&core.written_ends, &written, is_append) {
+        ends.written(file.inode.id, begin.saturating_add(*count as u64));
+    }
     match &written {
         Err(error) if how.sync && error.errno() == Errno::EIO => file.sync_failed(Errno::EIO),
         _ => file.written(),
     }
     written
+}
+
+/// An append with the place where it goes, if the size that the kernel has may be from before the last write. No other
+/// write of a client is under way beside an append (`rpc::server::ranges`).
+/// `done`: bytes of the append that are written.
+fn placed(
+    core: &Core,
+    (file, fd): (&FileState, &OwnedFd),
+    how: Write,
+    done: usize,
+) -> Result<Write> {
+    let Some(ends) = &core.written_ends else { return Ok(how) };
+    if !how.append || file.appends_only() {
+        return Ok(how);
+    }
+    let size = ends.size(file.inode.id, sys::stat(fd.as_fd())?.attr.size);
+    Ok(Write { append: false, at: size.saturating_sub(done as u64), ..how })
 }
 
 /// Has the kernel move what lies in its pages, the bytes `part` of `from`; answers how many it moved. None, and nothing
@@ -310,6 +336,9 @@ pub(crate) fn copy_range(core: &Core, copy: &Copy) -> Result<u64> {
         result => result.map(|count| count as u64).map_err(Error::from),
     };
     to.0.written();
+    if let (Some(ends), Ok(count)) = (&core.written_ends, &copied) {
+        ends.written(to.0.inode.id, to.1.saturating_add(*count));
+    }
     copied
 }
 

@@ -21,6 +21,8 @@ pub(crate) struct LowerFs {
     pub(crate) kind: String,
     /// Options that the file system was mounted with, such as `rw,user_id=0`.
     options: String,
+    /// For a moment after a write, files may have a former size ([`super::written_ends`]).
+    pub(super) sizes_lag: bool,
 }
 
 impl LowerFs {
@@ -28,7 +30,8 @@ impl LowerFs {
     pub(crate) fn of(mounted: Option<&MountLine>, magic: i64) -> LowerFs {
         let known = |mounted: &MountLine| (mounted.kind.clone(), mounted.options.clone());
         let (kind, options) = mounted.map_or_else(|| (kind_of(magic).into(), "".into()), known);
-        LowerFs { magic, kind, options }
+        let sizes_lag = magic == FUSE && mounted.is_some_and(MountLine::is_moosefs);
+        LowerFs { magic, kind, options, sizes_lag }
     }
 
     /// Whether calls are expected to return soon, because the file system is on this machine's
@@ -115,6 +118,12 @@ impl MountLine {
         PathBuf::from(OsString::from_vec(plain))
     }
 
+    /// Whether it is MooseFS, or of its family. Its source is `mfs#HOST:PORT`, of which the kernel writes `#` as octal.
+    fn is_moosefs(&self) -> bool {
+        self.kind == "fuse.mfs"
+            || ["mfs#", "mfs\\043"].iter().any(|head| self.source.starts_with(head))
+    }
+
     /// The value of an option.
     pub(crate) fn option(&self, name: &str) -> Option<&str> {
         let mut pairs = self.options.split(',').filter_map(|option| option.split_once('='));
@@ -183,13 +192,25 @@ mod tests {
     fn broken_guarantees_are_reported() {
         let below = |magic, id| {
             let MountLine { kind, options, .. } = find(TABLE, id).unwrap();
-            LowerFs { magic, kind, options }
+            LowerFs { magic, kind, options, sizes_lag: false }
         };
         assert!(below(EXT, 21).caveats(true).is_empty());
         let said = below(FUSE, 36).caveats(false);
         assert!(said[0].contains("handles") && said[1].contains("default_permissions"), "{said:?}");
         assert_eq!(below(FUSE, 37).caveats(false).len(), 1);
         assert!(below(0x7371_7368, 38).caveats(false).is_empty(), "nothing is deleted there");
+    }
+
+    #[test]
+    fn sizes_of_moosefs_lag() {
+        let lag = |line: &MountLine| LowerFs::of(Some(line), FUSE).sizes_lag;
+        assert!(lag(&find(TABLE, 37).unwrap()) && !lag(&find(TABLE, 36).unwrap()));
+        let plain = |source: &str| MountLine {
+            kind: "fuse".into(),
+            source: source.into(),
+            ..find(TABLE, 36).unwrap()
+        };
+        assert!(lag(&plain("mfs\\043io:9421")) && !lag(&plain("mfsmount")));
     }
 
     #[test]

@@ -45,6 +45,7 @@ mod sys;
 mod thread_clients;
 mod watch;
 mod write_back;
+mod written_ends;
 
 use std::path::Path;
 use std::sync::Arc;

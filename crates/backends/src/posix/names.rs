@@ -308,6 +308,9 @@ impl Core {
         if how.writes() || how.truncates() {
             self.changed(node.id, node.fd());
         }
+        if how.truncates() {
+            self.size_was_set(node.id);
+        }
         drop(copying);
         let directory = node.kind == FileType::Directory;
         let file = self.files.opened(node.id, directory, how.flags, opened);

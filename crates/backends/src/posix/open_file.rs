@@ -137,6 +137,15 @@ impl PosixFile {
     }
 }
 
+/// Has the file system below send what it holds back of a file. Errors: those of close(2).
+fn flush_by_close(core: &Core, file: &FileState) -> Result<()> {
+    let flushed = sys::flush_by_close(&*file.fd(core)?);
+    if let Some(ends) = &core.written_ends {
+        ends.flushed(file.inode.id);
+    }
+    Ok(flushed?)
+}
+
 impl OpenFile for PosixFile {
     fn id(&self) -> FileId {
         self.state.inode.id
@@ -234,8 +243,7 @@ impl OpenFile for PosixFile {
             return Box::pin(async { Ok(()) });
         }
         let file = self.state.clone();
-        let flush =
-            move |core: &Core, _: &SquashedCaller| Ok(sys::flush_by_close(&*file.fd(core)?)?);
+        let flush = move |core: &Core, _: &SquashedCaller| flush_by_close(core, &file);
         Box::pin(self.core.run(cx, (Op::Flush, self.id()), flush))
     }
 
