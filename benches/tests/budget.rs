@@ -54,9 +54,9 @@ const BUDGETS: [Budget; 17] = [
     budget("create_unlink", 6.5, 31.2, 0.0, 3.0, 36.0),
     // And a future and an open file, of the creation.
     budget("create_unlink_placed", 8.5, 31.2, 0.0, 3.0, 36.0),
-    // Of a file whose home has its name, too: a future each and an open file. The creation's is in steps, since the
-    // home is known behind it: it keeps its replay slot.
-    budget("create_unlink_of_two", 11.5, 31.2, 0.0, 3.0, 36.0),
+    // Of a file whose home has its name, too. A future more, of the lookup. The creation is in steps, since the home is
+    // known behind it. It keeps its replay slot in the room of the creation before.
+    budget("create_unlink_of_two", 8.5, 31.2, 0.0, 3.0, 36.0),
     // One more each for the intent that lets a restarted server tell what was applied.
     // At the client for the note of the name, by which a loss of power can be reported.
     budget("create_close", 4.5, 11.6, 0.0, 1.0, 18.0),

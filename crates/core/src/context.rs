@@ -4,10 +4,11 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
+use crate::steps::Steps;
 use crate::{
     ClientAddress, Errno, Error, Gid, HolderId, NodeId, Origin, Pid, RequestId, Result, Taker, Uid,
     Via,
@@ -131,7 +132,7 @@ pub struct Context {
     pub only_looks: bool,
     /// The guards that the steps of a request keep until the last step has ended. None: the request
     /// has one step.
-    pub steps: Option<Arc<StepGuards>>,
+    pub steps: Option<Steps>,
     /// What the right to carry the request out depends on. None: it has that right for good.
     pub fence: Option<Arc<dyn Fence>>,
 }
@@ -147,25 +148,6 @@ pub trait Fence: fmt::Debug + Send + Sync {
 const PART_SHIFT: u32 = 48;
 /// Parts of one request have smaller numbers.
 const PARTS_MAX: usize = 1 << 14;
-
-/// The guards that the steps of one request keep until its last step has ended, such as replay
-/// slots. If the client process dies in between, the next process finds the guards taken. So no
-/// step is made twice.
-#[derive(Default)]
-pub struct StepGuards(Mutex<KeptGuards>);
-
-/// Most requests keep one guard, which needs no list.
-#[derive(Default)]
-struct KeptGuards {
-    first: Option<Box<dyn Any + Send>>,
-    further: Vec<Box<dyn Any + Send>>,
-}
-
-impl fmt::Debug for StepGuards {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("StepGuards")
-    }
-}
 
 impl Context {
     /// A context for the process `pid` with these credentials on this node.
@@ -216,17 +198,13 @@ impl Context {
     /// The same for the steps of one request. Their guards go with the last context that has them.
     /// No step may wait for what another request keeps in that way.
     pub fn in_steps(&self) -> Context {
-        Context { steps: Some(Arc::default()), ..self.clone() }
+        Context { steps: Some(Steps::begin()), ..self.clone() }
     }
 
     /// Keeps `guard` until the last step of the request has ended. Without steps it is dropped now.
     pub fn keep(&self, guard: impl Any + Send) {
-        if let Some(StepGuards(guards)) = self.steps.as_deref() {
-            let mut kept = guards.lock().unwrap_or_else(PoisonError::into_inner);
-            match kept.first {
-                None => kept.first = Some(Box::new(guard)),
-                Some(_) => kept.further.push(Box::new(guard)),
-            }
+        if let Some(steps) = &self.steps {
+            steps.keep(guard);
         }
     }
 
@@ -357,21 +335,6 @@ mod tests {
         let long = "x".repeat(JOB_MAX_BYTES + 1);
         assert_eq!(&*job(&[("SLURM_JOB_ID", &long), ("PBS_JOBID", ""), ("JOB_ID", "5")]), "5");
         assert_eq!(&*job(&[]), "");
-    }
-
-    #[test]
-    fn guards_are_kept_until_the_last_context_of_the_steps_is_gone() {
-        let (one, other, third) = (Arc::new(1), Arc::new(2), Arc::new(3));
-        let counts = || [&one, &other, &third].map(Arc::strong_count);
-        Context::system().keep(one.clone());
-        assert_eq!(counts(), [1; 3], "a request of one step keeps nothing");
-        let steps = Context::system().in_steps();
-        let further = steps.uncounted();
-        [&one, &other, &third].into_iter().for_each(|guard| steps.keep(guard.clone()));
-        drop(steps);
-        assert_eq!(counts(), [2; 3]);
-        drop(further);
-        assert_eq!(counts(), [1; 3]);
     }
 
     #[test]

@@ -29,6 +29,7 @@ mod peer;
 mod put;
 mod session;
 mod shares;
+mod steps;
 mod upper_leases;
 mod validity;
 

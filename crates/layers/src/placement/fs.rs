@@ -14,7 +14,6 @@ use dray_core::{
 };
 
 use super::file::PlacedFile;
-use super::guesses::HomeGuesses;
 use super::last_lookups::{FoundName, NameKey};
 use super::mapping::Placement;
 use super::places::FilePlaces;
@@ -51,10 +50,7 @@ impl PlacedFs {
         assert_eq!(servers.len(), slices.count(), "one file system for each server or slice");
         assert!(holders.is_empty() || holders.len() == servers.len(), "one holder for each");
         let info = servers[0].info().clone();
-        let guesses = HomeGuesses::default();
-        PlacedFs {
-            shared: Arc::new(PlacedServers { slices, servers, info, places, guesses, holders }),
-        }
+        PlacedFs { shared: Arc::new(PlacedServers { slices, servers, info, places, holders }) }
     }
 }
 
@@ -159,17 +155,28 @@ impl FileSystem for PlacedFs {
         if let Some(server) = self.shared.only() {
             return server.remove(cx, dir, name, kind);
         }
+        let shared = &*self.shared;
+        let named = shared.slices.name(dir, name);
+        // Nearly always the kernel has just looked the name up.
+        let known = match kind {
+            RemoveKind::File => shared.last_found(cx, NameKey::of(dir, name)).map(FoundName::file),
+            RemoveKind::Directory => Some(None),
+        };
+        let remove = move |at| move || shared.at(at).remove(cx, dir, name, kind);
+        if let Some(file) = known {
+            let at = shared.removing(named, file);
+            if shared.stays((at, named), file) {
+                return shared.taught(cx, (at, [dir]), remove(at));
+            }
+        }
         Box::pin(async move {
-            let shared = &*self.shared;
-            let named = shared.slices.name(dir, name);
-            let file = match kind {
-                RemoveKind::File => shared.file_named(cx, (dir, name)).await,
-                RemoveKind::Directory => None,
+            let file = match known {
+                Some(file) => file,
+                None => shared.file_named(cx, (dir, name)).await,
             };
             let at = shared.removing(named, file);
             if shared.stays((at, named), file) {
-                let remove = || shared.at(at).remove(cx, dir, name, kind);
-                return shared.taught(cx, (at, [dir]), remove).await;
+                return shared.taught(cx, (at, [dir]), remove(at)).await;
             }
             let cx = &cx.in_steps();
             let remove = || shared.at(at).remove(cx, dir, name, kind);
@@ -362,6 +369,7 @@ impl FileSystem for PlacedFs {
             let created = shared.taught(cx, (at, [dir]), create).await?;
             shared.looked_up(cx, key, Ok(&created.0));
             shared.met((dir, name), &created.0);
+            shared.places.guesses.note(key, shared.slices.home(created.0.id));
             // Of a new file there is nothing to cut, nor of an empty one that somebody else has made since.
             let is_new =
                 how.exclusive || before == Some(FoundName::Absent) && created.0.attr.size == 0;

@@ -27,7 +27,7 @@ impl PlacedServers {
         (at, key): (SliceIndex, NameKey),
         (dir, name): (FileId, &Name),
     ) -> Result<(Entry, SliceIndex)> {
-        let expected = self.guesses.of(key);
+        let expected = self.places.guesses.of(key);
         let looked = match expected == Some(at) || self.slices.count() == 1 {
             true => self.look_at(cx, at, (dir, name)).await,
             false => self.look_at(&cx.only_looking(), at, (dir, name)).await,
@@ -36,7 +36,7 @@ impl PlacedServers {
         let entry = looked?;
         let home = self.slices.home(entry.id);
         if expected != Some(home) {
-            self.guesses.note(key, home);
+            self.places.guesses.note(key, home);
         }
         Ok((entry, home))
     }

@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dray_core::{Entry, FileId, FileType, IdHash, Name, NameBuf};
 
+use super::guesses::HomeGuesses;
 use super::last_lookups::LastLookups;
 
 /// Files that are remembered, in each of two generations: some 150 bytes each.
@@ -35,6 +36,8 @@ pub struct FilePlaces {
     known: Mutex<PlaceGenerations>,
     /// What its threads have just looked up.
     pub(super) lookups: LastLookups,
+    /// Where the files of names were at home.
+    pub(super) guesses: HomeGuesses,
 }
 
 /// What was met last, and what was met before that.

@@ -7,7 +7,6 @@ use dray_core::{
     Name, OpenHow, RenameHow, Result,
 };
 
-use super::guesses::HomeGuesses;
 use super::last_lookups::NameKey;
 use super::places::{FilePlace, FilePlaces};
 use super::slices::{SliceIndex, Slices};
@@ -23,7 +22,6 @@ pub(super) struct PlacedServers {
     pub(super) servers: Vec<Arc<dyn FileSystem>>,
     pub(super) info: FsInfo,
     pub(super) places: Arc<FilePlaces>,
-    pub(super) guesses: HomeGuesses,
     /// One for each, if the servers lease what they own.
     pub(super) holders: Vec<Arc<dyn HoldLeases>>,
 }

@@ -9,7 +9,7 @@ use dray_core::{
     Buf, BufMut, Context, CreateHow, Errno, FileId, FileSystem, Identity, Make, Name, NodeId,
     OpenFile, OpenHow, Pid, RemoveKind, RenameHow, RequestId, Result, SetAttr, Write, XattrSet,
 };
-use dray_layers::placement::{Placement, placed_stack};
+use dray_layers::placement::{FilePlaces, Placement, placed_stack};
 use dray_rpc::client::{ClientSession, RemoteFs};
 use dray_testkit::fixture::simulate;
 
@@ -26,22 +26,36 @@ struct Counted {
     sessions: Vec<Arc<ClientSession>>,
     /// None at a mount of one server.
     placement: Option<Placement>,
+    places: Arc<FilePlaces>,
 }
 
 impl Counted {
     /// Of a projection over so many servers of these files; none: of a server alone.
     async fn new(below: &Arc<dyn FileSystem>, servers: Option<usize>) -> Counted {
         let all = (0..servers.unwrap_or(1)).map(|_| server_of(below.clone())).collect();
-        let sessions = sessions_with(all).await;
         let placement = servers.map(|servers| placement_over(servers, LAYOUT));
+        Counted::worker(sessions_with(all).await, placement, Arc::default())
+    }
+
+    /// A worker of a mount with these sessions.
+    fn worker(
+        sessions: Vec<Arc<ClientSession>>,
+        placement: Option<Placement>,
+        places: Arc<FilePlaces>,
+    ) -> Counted {
         let fs: Arc<dyn FileSystem> = match &placement {
             None => Arc::new(RemoteFs::new(sessions[0].clone())),
             Some(placement) => {
                 let stacks = sessions.iter().map(|one| RemoteFs::stack(one.clone())).collect();
-                placed_stack(placement.clone(), Arc::default(), stacks, Vec::new()).fs
+                placed_stack(placement.clone(), places.clone(), stacks, Vec::new()).fs
             }
         };
-        Counted { fs, sessions, placement }
+        Counted { fs, sessions, placement, places }
+    }
+
+    /// Another worker of the same mount.
+    fn beside(&self) -> Counted {
+        Counted::worker(self.sessions.clone(), self.placement.clone(), self.places.clone())
     }
 
     fn node(&self) -> NodeId {
@@ -312,6 +326,43 @@ fn what_stays_on_one_server_of_a_projection_makes_the_calls_of_a_mount_of_one_se
         }
     }
     assert!(more.is_empty(), "calls, and those of a server alone:\n{}", more.join("\n"));
+}
+
+/// The worker that makes the files is not the one that opens them, as where a program moves to another CPU.
+// proves: P348
+#[test]
+fn a_mount_knows_where_thousands_of_files_are_at_home() {
+    const FILES: usize = 3000;
+    let calls_of_an_open = |servers| {
+        simulate(1, async {
+            let maker = Counted::new(&files(), servers).await;
+            let mut program = Program::of(&maker);
+            let names: Vec<String> = (0..FILES).map(|number| format!("file{number}")).collect();
+            for name in &names {
+                program.file(name).await;
+            }
+            let opener = maker.beside();
+            let mut program = Program::of(&opener);
+            let (mut stayed, mut calls) = (0, 0);
+            for name in &names {
+                let before = opener.calls();
+                let id = program.look(name).await.unwrap();
+                let cx = program.cx();
+                let file = program.fs().open(&cx, id, OpenHow::READ).await.unwrap();
+                if opener.stays(program.root(), id) {
+                    (stayed, calls) = (stayed + 1, calls + opener.calls() - before);
+                }
+                program.close(&*file).await;
+            }
+            assert!(stayed > FILES / 3, "{stayed}");
+            calls as f64 / stayed as f64
+        })
+    };
+    let (alone, placed) = (calls_of_an_open(None), calls_of_an_open(Some(2)));
+    assert!(
+        placed <= alone + 0.01,
+        "{placed} calls for each open, and {alone} at one server alone"
+    );
 }
 
 /// The name's server and the home are asked for the name, one removes it, and the home learns of that.
