@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use crate::steps::Steps;
 use crate::{
-    ClientAddress, Errno, Error, Gid, HolderId, NodeId, Origin, Pid, RequestId, Result, Taker, Uid,
-    Via,
+    ClientAddress, Errno, Error, FileId, Gid, HolderId, NodeId, Origin, Pid, RequestId, Result,
+    Taker, Uid, Via,
 };
 
 /// The credentials of a caller and the job it belongs to. Shared by all
@@ -128,6 +128,9 @@ pub struct Context {
     pub reclaims: bool,
     /// How metrics count this request.
     pub counted: Counted,
+    /// The file whose name a removal or a rename takes away, for observers: the answer does not name it. None:
+    /// nobody has looked at the name before the change, or this is another call.
+    pub taken_name: Option<FileId>,
     /// A file that a lookup finds is not opened next at the server that is asked, whatever the caller does with it.
     pub only_looks: bool,
     /// The guards that the steps of a request keep until the last step has ended. None: the request
@@ -166,6 +169,7 @@ impl Context {
             via: None,
             reclaims: false,
             counted: Counted::Whole,
+            taken_name: None,
             only_looks: false,
             steps: None,
             fence: None,
@@ -193,6 +197,11 @@ impl Context {
     /// The same for a lookup at a server where what it finds is not opened next.
     pub fn only_looking(&self) -> Context {
         Context { only_looks: true, ..self.clone() }
+    }
+
+    /// The same for a removal or a rename that takes a name away from this file.
+    pub fn taking_name_of(&self, file: FileId) -> Context {
+        Context { taken_name: Some(file), ..self.clone() }
     }
 
     /// The same for the steps of one request. Their guards go with the last context that has them.

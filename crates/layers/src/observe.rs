@@ -11,7 +11,8 @@ use crate::qos::ProjectTable;
 pub struct Outcome<'a> {
     /// Bytes moved; 0 if it failed or moves none.
     pub bytes: u64,
-    /// The file that the answer is about, where the call found, made, linked or opened one.
+    /// The file that the answer is about, where the call found, made, linked or opened one. Of a removal or a
+    /// rename the file that had the name, where it is known ([`Context::taken_name`]), also if the call failed.
     pub id: Option<FileId>,
     /// Why it failed.
     pub error: Option<&'a Error>,

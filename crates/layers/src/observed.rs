@@ -105,6 +105,7 @@ async fn observe<O: Observer, T>(
         Ok(value) => outcome_of(value),
         Err(error) => Outcome { error: Some(error), ..Outcome::default() },
     };
+    let outcome = Outcome { id: outcome.id.or(cx.taken_name), ..outcome };
     observer.done(cx, &call, outcome, begin.elapsed());
     result
 }

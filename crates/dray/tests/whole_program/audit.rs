@@ -106,6 +106,85 @@ fn what_users_do_and_what_they_are_refused_is_recorded() {
     assert!(status["exports"][0]["audit"]["records"].as_u64().unwrap() > 8, "{status}");
 }
 
+/// Makes, moves and removes files in the mount `at`, some of them in vain.
+fn take_names_away(rig: &Rig, at: &Path) {
+    let path = |name: &str| at.join(name);
+    fs::create_dir(path("dir")).unwrap();
+    fs::create_dir(path("kept")).unwrap();
+    for name in ["one", "two", "kept/mine"] {
+        fs::write(path(name), "x").unwrap();
+    }
+    fs::rename(path("one"), path("dir/moved")).unwrap();
+    fs::rename(path("two"), path("dir/moved")).unwrap(); // which replaces the first
+    rig.run_as(1234, &[], "rm", &["-f", path("kept/mine").to_str().unwrap()]);
+    fs::rename(path("dir"), path("there")).unwrap();
+    fs::write(path("there/late"), "x").unwrap();
+    fs::remove_file(path("there/moved")).unwrap();
+    fs::remove_file(path("there/late")).unwrap();
+    fs::remove_dir(path("there")).unwrap();
+}
+
+/// Checks the ids of what [`take_names_away`] did. `find` asks for all records.
+fn check_taken_names(find: impl Fn() -> Vec<Value>) {
+    let mut all = Vec::new();
+    common::wait_for("each record", || {
+        all = find();
+        let count = |kind| all.iter().filter(|one| one["kind"] == kind).count();
+        ["create", "rename", "unlink", "rmdir"].map(count) == [4, 3, 3, 1]
+    });
+    let id = |kind: &str, path: &str| {
+        let found = of(&all, kind, path);
+        let first = found.first().unwrap_or_else(|| panic!("no {kind} of {path}: {all:#?}"));
+        first["id"].as_str().unwrap_or_else(|| panic!("no id: {first:#?}")).to_owned()
+    };
+    let (one, two, dir) = (id("create", "/one"), id("create", "/two"), id("mkdir", "/dir"));
+    assert!(one != two && two != dir);
+    assert_eq!((id("rename", "/one"), id("rename", "/two")), (one, two.clone()));
+    assert_eq!((id("rename", "/dir"), id("rmdir", "/there")), (dir.clone(), dir));
+    assert_eq!(id("unlink", "/there/moved"), two);
+    assert_eq!(id("unlink", "/there/late"), id("create", "/there/late"));
+    let refused = of(&all, "unlink", "/kept/mine")[0];
+    assert_eq!((&refused["denied"], &refused["uid"]), (&true.into(), &1234.into()));
+    assert_eq!(refused["id"], *id("create", "/kept/mine"));
+}
+
+/// A file that is gone has no other record of who it was, and a name can have had many files.
+// proves: P440
+#[test]
+fn what_takes_a_name_away_says_of_which_file() {
+    if common::skipped() {
+        return;
+    }
+    let (rig, at) = mounted("audit=change");
+    take_names_away(&rig, &at);
+    check_taken_names(|| records(&rig, &["search", "data"]));
+}
+
+// proves: P440
+#[test]
+fn at_the_servers_of_a_projection_it_does_so_too() {
+    if common::skipped() {
+        return;
+    }
+    let mut servers = [Rig::new(), Rig::new()];
+    let [one, two] = servers.each_ref().map(|rig| rig.path("socket").display().to_string());
+    let (dir, file) = (servers[0].path("export"), servers[0].path("projections.toml"));
+    let text = format!(
+        "[projection.shared]\nlayout = 'cluster'\nservers = ['unix://{one}', 'unix://{two}']\npath = '{}'\n\
+         export = {{ squash = 'none', audit = {{ kinds = ['change'] }} }}\n",
+        dir.display()
+    );
+    fs::write(&file, text).unwrap();
+    for rig in &mut servers {
+        rig.serve(&["--projections", file.to_str().unwrap()]);
+    }
+    let at = servers[0].mount_export("shared", "mount", "transport=classic");
+    take_names_away(&servers[0], &at);
+    check_taken_names(|| {
+        servers.iter().flat_map(|rig| records(rig, &["search", "shared"])).collect()
+    });
+}
+
 // proves: P178, P181
 #[test]
 fn every_acknowledged_change_has_its_record_however_often_the_server_is_killed() {

@@ -69,7 +69,7 @@ impl Paths {
                 let moved = self.by_path.get(path).copied();
                 self.forget(path);
                 record.to_path.iter().for_each(|path| self.forget(path));
-                if let Some(id) = moved {
+                if let Some(id) = record.id.or(moved) {
                     self.insert(id, record.to_path.clone(), now);
                 }
             }

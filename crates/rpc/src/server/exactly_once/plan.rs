@@ -26,6 +26,8 @@ pub(crate) struct Plan {
     pub(crate) append_at: Option<u64>,
     /// Files that the names of the change lead to. They lose a name, get another one, or are cut.
     pub(crate) named: [Option<FileId>; 2],
+    /// The file that a removal or a rename takes a name from.
+    pub(crate) takes_name_of: Option<FileId>,
     grants: [Option<RangeGrant>; 2],
 }
 
@@ -36,11 +38,18 @@ thread_local! {
 
 impl Plan {
     fn new(intent: Vec<u8>, grant: RangeGrant, second: Option<RangeGrant>) -> Plan {
-        Plan { intent, append_at: None, named: [None; 2], grants: [Some(grant), second] }
+        let grants = [Some(grant), second];
+        Plan { intent, append_at: None, named: [None; 2], takes_name_of: None, grants }
     }
 
     fn leading_to(mut self, named: [Option<FileId>; 2]) -> Plan {
         self.named = named;
+        self
+    }
+
+    /// The first of the files that the names lead to loses that name.
+    fn taking_name(mut self) -> Plan {
+        self.takes_name_of = self.named[0];
         self
     }
 
@@ -310,7 +319,7 @@ impl Inspection<'_> {
             self.keep(victim).await;
         }
         let named = [entry.map(|entry| entry.id), None];
-        Ok(Plan::new(self.intent, grant, None).leading_to(named))
+        Ok(Plan::new(self.intent, grant, None).leading_to(named).taking_name())
     }
 
     async fn put(mut self, name: NameIn<'_>, data_bytes: usize) -> Result<Plan> {
@@ -340,7 +349,7 @@ impl Inspection<'_> {
             self.keep(victim).await;
         }
         let named = [source, victim].map(|entry| entry.map(|entry| entry.id));
-        Ok(Plan::new(self.intent, grant, second).leading_to(named))
+        Ok(Plan::new(self.intent, grant, second).leading_to(named).taking_name())
     }
 
     async fn append(mut self, handle: u64, data_bytes: usize) -> Result<Plan> {

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::task::Poll;
 use std::time::Duration;
 
-use dray_core::{Attr, Buf, Errno, Error, FileId};
+use dray_core::{Attr, Buf, Context, Errno, Error, FileId};
 
 use super::{CallInHand, TypedCall};
 use crate::server::call_admission::{self, AtOnce, Grants};
@@ -162,6 +162,7 @@ impl CallInHand {
             *lone = bytes::take(session, written, plan.as_mut(), again.as_deref_mut()).await;
         }
         let version = self.split_read_version(call);
+        let taking = self.taking_name(plan.as_ref());
         let state = ChangeState { files: &files, plan: plan.as_mut(), amend };
         // The checks come behind all waits: the things that the client had may be somebody else's by
         // now. A process that was stopped meanwhile may have been succeeded, and its intent be settled.
@@ -184,7 +185,8 @@ impl CallInHand {
         }
         let shown = table.filter(|table| table.leases_writes()).map(|table| table.shows());
         let of_call = (call, self.head.flags, state);
-        if let Err(error) = execute::run(server, session, &self.cx, of_call, data, reply).await {
+        let cx = taking.as_deref().unwrap_or(&self.cx);
+        if let Err(error) = execute::run(server, session, cx, of_call, data, reply).await {
             *reply = Reply::failure(&error);
         }
         if let Some(shown) = shown {
@@ -250,6 +252,13 @@ impl CallInHand {
         let begun = again.into_iter().flat_map(|again| again.files());
         begun.for_each(|file| change.named(file));
         Some(change)
+    }
+
+    /// The context of a change that takes a name away, where observers are to know the file. It is a copy, so
+    /// only where calls are asked for, and in a box: other calls are no larger.
+    fn taking_name(&self, plan: Option<&Plan>) -> Option<Box<Context>> {
+        let file = plan?.takes_name_of?;
+        call_admission::is_on(&self.session).then(|| Box::new(self.cx.taking_name_of(file)))
     }
 
     /// Nothing of what is marked is leased until its client releases it.
