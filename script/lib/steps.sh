@@ -14,6 +14,8 @@ component() {
 step_format() {
     component fmt rustfmt
     cargo fmt --all --check
+    # A macro declares these, so cargo does not find them.
+    rustfmt --check crates/dray/src/serve/observers/*.rs
 }
 
 step_lint() {

@@ -21,6 +21,7 @@ pub(crate) mod left_behind;
 mod limits;
 pub(crate) mod metrics;
 pub(crate) mod mounts;
+mod observers;
 pub(crate) mod opening;
 pub(crate) mod own_disk;
 mod plan;

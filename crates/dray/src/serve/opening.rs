@@ -11,20 +11,20 @@ use std::time::Duration;
 use dray_backends::backend::{Backend, BackendResources, DescriptorStore, FoundBackend, Squash};
 use dray_core::{CallAdmission, FileSystem, FsUuid};
 use dray_layers::aggregate::{Aggregate, PendingEra};
-use dray_layers::faults::{Fault, Faults};
-use dray_layers::{ObservedExport, Observer, observe_export_by_project};
+use dray_layers::faults::Fault;
+use dray_layers::{ObservedExport, observe_export_by_project};
 use dray_rpc::server::{Export, ExportLost, PageCacheId, Server, StateLoss};
 use dray_rt::{DriverKind, Executor};
 
 use crate::error::{ErrorContext, Failure};
 use crate::serve::aggregation::{PendingFile, aggregate};
-use crate::serve::audit;
 use crate::serve::descriptor_store::DescriptorStoreClient;
 use crate::serve::descriptors::Descriptors;
 use crate::serve::export::ExportPlan;
 use crate::serve::export_state::{DeathNotice, ExportState, HoldReason};
 use crate::serve::fs_identities::IdentityNote;
 use crate::serve::left_behind;
+use crate::serve::observers;
 use crate::serve::own_disk::{self, DiskLock};
 use crate::serve::slices::ProjectionSlices;
 use crate::serve::state::{ExportIdentity, StateDir};
@@ -337,7 +337,7 @@ impl ExportOpener {
     fn stack(&self, below: Below, executor: &mut Executor) -> Result<ExportStack, Failure> {
         let Below { backend, era, lost } = below;
         let fs = self.aggregated(backend, era, &lost, executor)?;
-        let observers = self.observers(&fs)?;
+        let observers = observers::of(self, &fs)?;
         let ObservedExport { fs, admission } =
             observe_export_by_project(fs, observers, Some(self.exported.qos.projects()));
         let admission = Some(self.exported.qos.admission(admission));
@@ -380,24 +380,6 @@ impl ExportOpener {
         let layer = aggregate(self.plan.aggregation, &pending, &fs, lost, executor)?;
         self.exported.aggregates(layer.as_ref());
         Ok(layer.map_or(fs, |layer: Arc<Aggregate>| layer))
-    }
-
-    /// The observers of calls to the export: a line for each.
-    fn observers(&self, fs: &Arc<dyn FileSystem>) -> Result<Vec<Arc<dyn Observer>>, Failure> {
-        if !self.faults.is_empty() {
-            log::warn!("export `{}` fails on purpose: `faults` is on", self.plan.name);
-        }
-        let mut observers: Vec<Arc<dyn Observer>> = vec![
-            Arc::new(Faults::new(self.faults.clone())), // the first is asked first
-            self.exported.metrics.clone(),
-        ];
-        let state = self.with_state(|state| state.dir().to_owned())?;
-        let audit = audit::open(&self.plan.audit, &self.plan.name, &state, fs.clone())?;
-        self.exported.is_audited(audit.as_ref());
-        if let Some(audit) = audit {
-            observers.push(audit);
-        }
-        Ok(observers)
     }
 
     pub(super) fn cannot(&self) -> String {
