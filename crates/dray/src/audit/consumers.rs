@@ -65,23 +65,24 @@ pub fn list(args: &LogArgs) -> Result<(), Failure> {
 fn list_of(is_json: bool, source: &LogSource, summary: &LogSummary) -> Result<(), Failure> {
     for one in &summary.consumers {
         let lag = summary.next_index.saturating_sub(one.bookmark);
+        let moved = (one.moved_us != 0).then(|| time::shown(one.moved_us)); // a sink's may never have
         if is_json {
             let object = json!({
                 "name": one.name, "bookmark": one.bookmark, "lag": lag, "kinds": one.kinds,
                 "uid": one.uid, "job": one.job, "path": one.path,
-                "moved": time::shown(one.moved_us), "idle_max_s": one.idle_max_s,
+                "moved": moved, "idle_max_s": one.idle_max_s,
                 "idle": one.is_idle(now_us()),
             });
             output::print_json(&with_server(source, object))?;
             continue;
         }
         let idle = if one.is_idle(now_us()) { ", idle too long: it keeps no records" } else { "" };
+        let moved = moved.map_or("never moved".to_owned(), |time| format!("moved {time}"));
         output::print_line(format_args!(
-            "{}{}: next record {}, {lag} behind, moved {}{idle}",
+            "{}{}: next record {}, {lag} behind, {moved}{idle}",
             prefix(source),
             one.name,
-            one.bookmark,
-            time::shown(one.moved_us)
+            one.bookmark
         ))?;
     }
     Ok(())

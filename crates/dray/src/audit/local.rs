@@ -223,7 +223,7 @@ impl LogAccess for LocalLog {
                 let LogSummary { log: found, next_index, .. } = self.summary()?;
                 if to.is_some_and(|to| to > next_index) {
                     return Err(Failure::usage(format!(
-                        "the last record is {}: none behind it can be done with",
+                        "the last record is {}: `--to` may not be larger",
                         next_index - 1
                     ))
                     .into());

@@ -289,6 +289,10 @@ fn sinks_get_every_record_over_kills_and_while_another_one_is_away() {
     };
     assert_eq!(bookmark("sink-away"), Some(1), "{list:?}");
     assert!(bookmark("sink-file") > Some(100), "{list:?}");
+    let moved = |name: &str| list.iter().any(|one| one["name"] == name && one["moved"].is_string());
+    assert!(moved("sink-file") && !moved("sink-away"), "{list:?}");
+    let shown = audit(&rig, &["list", "data"]);
+    assert!(shown.contains("never moved") && !shown.contains("1970"), "{shown}");
 }
 
 // proves: P179
