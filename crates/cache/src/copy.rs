@@ -54,11 +54,9 @@ impl EntryCopy {
         Ok(())
     }
 
-    async fn on_disk(
-        &self,
-        work: impl FnOnce() -> std::io::Result<()> + Send + 'static,
-    ) -> Result<()> {
-        match self.cache.pool.run(work).await {
+    async fn on_disk(&self, work: impl Fn() -> std::io::Result<()> + Send + 'static) -> Result<()> {
+        let cache = self.cache.clone();
+        match self.cache.pool.run(move || cache.with_room(0, work)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => {
                 self.cache.failed(&error);

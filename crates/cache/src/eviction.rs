@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -79,36 +79,54 @@ fn is_unused(data: &Path) -> bool {
 
 /// Bytes that all entries take. Errors: those of the disk.
 pub fn usage(dir: &Path) -> io::Result<u64> {
-    Ok(list(dir)?.iter().map(|entry| entry.disk_bytes).sum())
+    Ok(total_bytes(&list(dir)?))
 }
 
 /// Takes the entries away that were used least lately, until the rest is within `size_bytes`. Entries that are pinned
 /// or in use stay. Answers whether there is room now. Errors: those of the disk.
 pub(crate) fn evict(dir: &Path, size_bytes: u64) -> io::Result<bool> {
-    let guard = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .mode(0o600)
-        .open(dir.join("eviction.lock"))?;
-    if lock(&guard, true).is_err() {
-        return Ok(true); // another process is at it
-    }
-    let mut entries = list(dir)?;
-    let mut total: u64 = entries.iter().map(|entry| entry.disk_bytes).sum();
-    if total <= size_bytes / 100 * HIGH_PERCENT {
+    let Some(_turn) = turn(dir)? else { return Ok(true) }; // another process is at it
+    let entries = list(dir)?;
+    let total = total_bytes(&entries);
+    let (high, low) = (size_bytes / 100 * HIGH_PERCENT, size_bytes / 100 * LOW_PERCENT);
+    if total <= high {
         return Ok(true);
     }
+    Ok(total - remove_by_use(entries, total.saturating_sub(low)) <= high)
+}
+
+/// The same when the disk is full, as if the entries had reached the high-water mark. At least `need_bytes` are freed,
+/// if they are there. Answers how many bytes were freed. Errors: those of the disk.
+pub(crate) fn evict_from_full_disk(dir: &Path, need_bytes: u64) -> io::Result<u64> {
+    let Some(_turn) = turn(dir)? else { return Ok(0) }; // another process is at it
+    let entries = list(dir)?;
+    let surplus = total_bytes(&entries) / HIGH_PERCENT * (HIGH_PERCENT - LOW_PERCENT);
+    Ok(remove_by_use(entries, surplus.max(need_bytes).max(1)))
+}
+
+/// The right to evict, for one process at a time. It takes nothing of a disk that may be full.
+fn turn(dir: &Path) -> io::Result<Option<File>> {
+    let guard = File::open(dir)?;
+    Ok(lock(&guard, true).is_ok().then_some(guard))
+}
+
+fn total_bytes(entries: &[CacheUse]) -> u64 {
+    entries.iter().map(|entry| entry.disk_bytes).sum()
+}
+
+/// Answers how many bytes were freed: as many as are wanted, or more, or all that may go.
+fn remove_by_use(mut entries: Vec<CacheUse>, wanted_bytes: u64) -> u64 {
     entries.sort_by_key(|entry| entry.used);
+    let mut freed_bytes = 0;
     for entry in entries.iter().filter(|entry| !entry.map.pinned) {
-        if total <= size_bytes / 100 * LOW_PERCENT {
+        if freed_bytes >= wanted_bytes {
             break;
         }
         if remove(entry) {
-            total -= entry.disk_bytes;
+            freed_bytes += entry.disk_bytes;
         }
     }
-    Ok(total <= size_bytes / 100 * HIGH_PERCENT)
+    freed_bytes
 }
 
 /// The map goes first: a map without data would say too much.

@@ -124,7 +124,7 @@ impl CachedFs {
         let attr = self.inner().getattr(cx, id).await?;
         let key = EntryKey { fs: self.inner().info().uuid, id, version: FileVersion::of(&attr) };
         let entry = self.user.cache.entry(key).await;
-        entry.ok_or_else(|| Error::new(Errno::EIO).because("the cache's disk cannot be used"))
+        entry.ok_or_else(|| self.user.cache.trouble())
     }
 
     /// The state of a file, for people and programs: `resident=BYTES size=BYTES pinned=yes|no`.
@@ -147,12 +147,14 @@ impl CachedFs {
             },
             _ => return Err(Error::new(Errno::EINVAL).because("pin, unpin or drop is wanted")),
         };
-        let changed = self.user.cache.pool.run(move || change(&entry)).await;
+        let cache = self.user.cache.clone();
+        let change = move || cache.with_room(0, || change(&entry));
+        let changed = self.user.cache.pool.run(change).await;
         match changed {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => {
                 self.user.cache.failed(&error);
-                Err(Errno::EIO.into())
+                Err(self.user.cache.trouble())
             }
             Err(_) => Err(Errno::EAGAIN.into()),
         }

@@ -6,8 +6,8 @@
 //! sees what was changed before it. Without a lease all reads go to the server.
 //!
 //! The files of the cache are named by file and version, so versions never mix. What a
-//! process that died had not noted in an entry's map is fetched again. Errors of the local disk reach
-//! nobody: the read goes to the server.
+//! process that died had not noted in an entry's map is fetched again. A full disk makes the cache give
+//! up what was used least lately. Other errors of the local disk reach nobody: the read goes to the server.
 
 mod blocks;
 mod changes;
@@ -20,11 +20,14 @@ mod jobs;
 mod key;
 mod map_file;
 mod options;
+mod room;
 mod rules;
 mod session;
 mod store;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_full_disk;
 #[cfg(test)]
 mod tests_openings;
 

@@ -9,15 +9,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use dray_core::{Buf, Context, FileId, FindJobs, Pid};
+use dray_core::{Buf, Context, Errno, Error, FileId, FindJobs, Pid};
 use dray_rt::{Instant, Pool, Share, now};
 
 use crate::changes::KnownChanges;
 use crate::entry::CacheEntry;
-use crate::eviction;
 use crate::jobs::ReaderJobs;
 use crate::key::EntryKey;
 use crate::options::CacheOptions;
+use crate::room::{self, DiskRoom};
 
 /// Threads that wait for the disk.
 const THREADS_MAX: usize = 8;
@@ -41,6 +41,8 @@ pub struct CacheCounts {
     pub stored_bytes: AtomicU64,
     /// Reads that were passed on without a lease.
     pub unleased: AtomicU64,
+    /// Bytes that were given up because the local disk was full.
+    pub evicted_bytes: AtomicU64,
     /// Errors of the local disk.
     pub errors: AtomicU64,
 }
@@ -69,9 +71,16 @@ pub struct LocalCache {
     pub(crate) pool: Pool,
     entries: Mutex<HashMap<EntryKey, Weak<CacheEntry>>>,
     storing_bytes: AtomicU64,
-    /// Bytes that were stored since room was made last.
-    unchecked_bytes: AtomicU64,
-    paused_until: Mutex<Option<Instant>>,
+    pub(crate) room: DiskRoom,
+    pause: Mutex<Option<Pause>>,
+}
+
+/// The disk is left alone.
+#[derive(Clone, Copy)]
+struct Pause {
+    until: Instant,
+    /// What was wrong.
+    why: Errno,
 }
 
 /// Bytes that wait to be stored, until they are or never will be.
@@ -103,8 +112,8 @@ impl LocalCache {
             pool: Pool::new("dray-cache", THREADS_MAX, QUEUE_MAX),
             entries: Mutex::default(),
             storing_bytes: AtomicU64::new(0),
-            unchecked_bytes: AtomicU64::new(0),
-            paused_until: Mutex::new(None),
+            room: DiskRoom::default(),
+            pause: Mutex::new(None),
             mount: OnceLock::new(),
             jobs: ReaderJobs::default(),
             changes: KnownChanges::default(),
@@ -156,11 +165,21 @@ impl LocalCache {
         self.entries().values().filter(|entry| entry.strong_count() > 0).count()
     }
 
+    fn pause(&self) -> Option<Pause> {
+        let mut pause = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
+        *pause = pause.filter(|pause| pause.until > now());
+        *pause
+    }
+
     /// Whether the disk is left alone for now.
     pub(crate) fn is_paused(&self) -> bool {
-        let mut paused = self.paused_until.lock().unwrap_or_else(PoisonError::into_inner);
-        *paused = paused.filter(|until| *until > now());
-        paused.is_some()
+        self.pause().is_some()
+    }
+
+    /// Why the disk cannot be used now: its last error, for who asks for the cache itself.
+    pub(crate) fn trouble(&self) -> Error {
+        let why = self.pause().map_or(Errno::EIO, |pause| pause.why);
+        Error::new(why).because("the cache's disk cannot be used")
     }
 
     /// Something is wrong with the disk. Reads go to the server for a while.
@@ -170,12 +189,16 @@ impl LocalCache {
         if !self.is_paused() {
             log::warn!("cache {dir}: {error}; reads go to the server for {} s", PAUSE.as_secs());
         }
-        let mut paused = self.paused_until.lock().unwrap_or_else(PoisonError::into_inner);
-        *paused = Some(now() + PAUSE);
+        let why = match room::is_full(error) {
+            true => Errno::ENOSPC,
+            false => Errno::EIO,
+        };
+        let mut pause = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
+        *pause = Some(Pause { until: now() + PAUSE, why });
     }
 
     /// The entry of a version, in use from now on. None: the disk cannot be used.
-    pub(crate) async fn entry(&self, key: EntryKey) -> Option<Arc<CacheEntry>> {
+    pub(crate) async fn entry(self: &Arc<Self>, key: EntryKey) -> Option<Arc<CacheEntry>> {
         if self.is_paused() {
             return None;
         }
@@ -183,8 +206,9 @@ impl LocalCache {
         if let Some(entry) = known.filter(|entry| !entry.is_dropped()) {
             return Some(entry);
         }
-        let dir = self.options.dir.clone();
-        let opened = self.pool.run(move || CacheEntry::open(&dir, key)).await.ok()?;
+        let cache = self.clone();
+        let open = move || cache.with_room(0, || CacheEntry::open(&cache.options.dir, key));
+        let opened = self.pool.run(open).await.ok()?;
         let opened = opened.inspect_err(|error| self.failed(error)).ok()?;
         let mut entries = self.entries();
         let known = entries.get(&key).and_then(Weak::upgrade);
@@ -212,9 +236,9 @@ impl LocalCache {
     }
 
     pub(crate) fn store_now(&self, entry: &CacheEntry, at: u64, data: &[u8]) {
-        let stored = entry.store(at, data).and_then(|new| {
+        let stored = self.with_room(data.len() as u64, || entry.store(at, data)).and_then(|new| {
             if entry.is_due() {
-                entry.save()?;
+                self.with_room(0, || entry.save())?;
             }
             add(&self.counts.stored_bytes, new);
             self.make_room(new)
@@ -224,25 +248,11 @@ impl LocalCache {
         }
     }
 
-    /// Looks what all processes have stored after each sixty-fourth of the size.
-    fn make_room(&self, new_bytes: u64) -> io::Result<()> {
-        let step = (self.options.size_bytes / 64).max(1 << 20);
-        let before = self.unchecked_bytes.fetch_add(new_bytes, Ordering::Relaxed);
-        if before + new_bytes < step {
-            return Ok(());
-        }
-        self.unchecked_bytes.store(0, Ordering::Relaxed);
-        match eviction::evict(&self.options.dir, self.options.size_bytes)? {
-            true => Ok(()),
-            false => Err(io::ErrorKind::StorageFull.into()),
-        }
-    }
-
     /// Notes what was stored of an entry that somebody has stopped using.
     fn save_later(self: &Arc<Self>, entry: Arc<CacheEntry>) {
         let cache = self.clone();
         self.pool.spawn_for(Share { client: 0, thing: None }, move || {
-            if let Err(error) = entry.save() {
+            if let Err(error) = cache.with_room(0, || entry.save()) {
                 cache.failed(&error);
             }
         });

@@ -21,6 +21,11 @@ const READ_BYTES: usize = 1 << 20;
 const FETCHES_MAX: usize = 3;
 /// What was read is stored a little later.
 const STORE_WAIT: Duration = Duration::from_millis(300);
+/// So many files that are not kept are named one by one, without `--json`.
+const COMPLAINTS_MAX: usize = 50;
+/// Why a file is not kept if no error says so.
+const NOT_KEPT: &str = "it may be open for writing or have changed within the last minute, \
+                        cache_rules may leave it out, or the cache is full";
 /// Between two lines of progress.
 const SHOW_EVERY: Duration = Duration::from_millis(500);
 
@@ -132,13 +137,20 @@ fn each(files: &CacheFiles, change: impl Fn(&Path) -> Result<(), Failure>) -> Re
 fn attach(files: &CacheFiles) -> Result<(), Failure> {
     let list = files_of(files)?;
     let shown = !files.json && std::io::stderr().is_terminal();
-    let (mut kept, mut last) = (0, Instant::now());
+    let (mut kept, mut complaints, mut last) = (0, 0, Instant::now());
     for (index, path) in list.iter().enumerate() {
-        let fetched = fetch(path)?;
-        kept += usize::from(fetched.resident_bytes == fetched.size_bytes);
+        let fetched = fetch(path);
+        let trouble = trouble(path, &fetched);
+        kept += usize::from(trouble.is_none());
         if files.json {
-            output::print_json(&fetched.json(path))?;
-        } else if shown && last.elapsed() > SHOW_EVERY {
+            output::print_json(&fetched_json(path, fetched))?;
+        } else if let Some(trouble) = trouble {
+            complaints += 1;
+            if complaints <= COMPLAINTS_MAX {
+                output::complain(trouble);
+            }
+        }
+        if shown && last.elapsed() > SHOW_EVERY {
             last = Instant::now();
             eprint!("\r{} of {} files", index + 1, list.len());
         }
@@ -150,12 +162,36 @@ fn attach(files: &CacheFiles) -> Result<(), Failure> {
         output::print_line(format!("{kept} of {} files are in the cache, whole", list.len()))?;
     }
     if kept < list.len() {
-        return Err(Failure::new(
-            "some files are not: they may be open for writing or have changed within the last minute, \
-             cache_rules may leave them out, or the cache is full; `dray cache state` says how much is there",
-        ));
+        return Err(Failure::new(format!(
+            "{} files are not in the cache as a whole; `--json` says why of each",
+            list.len() - kept
+        )));
     }
     Ok(())
+}
+
+/// Why a file is not in the cache as a whole. None: it is.
+fn trouble(path: &Path, fetched: &Result<FileState, Failure>) -> Option<String> {
+    match fetched {
+        Ok(state) if state.resident_bytes == state.size_bytes => None,
+        Ok(FileState { resident_bytes, size_bytes, .. }) => Some(format!(
+            "{}: {resident_bytes} of {size_bytes} bytes are in the cache; {NOT_KEPT}",
+            path.display()
+        )),
+        Err(failure) => Some(failure.message.clone()),
+    }
+}
+
+fn fetched_json(path: &Path, fetched: Result<FileState, Failure>) -> Value {
+    let trouble = trouble(path, &fetched);
+    let mut json = match fetched {
+        Ok(state) => state.json(path),
+        Err(_) => json!({ "path": path.display().to_string() }),
+    };
+    if let Some(trouble) = trouble {
+        json["error"] = trouble.into();
+    }
+    json
 }
 
 /// Reads a file until all of it is there, or the cache does not keep it.

@@ -79,6 +79,11 @@ fn local_cache(report: &MountReport, labels: &str, text: &mut String) {
             &counts.stored_bytes,
         ),
         (
+            "cache_evicted_bytes_total",
+            "Bytes that were given up because the local disk was full.",
+            &counts.evicted_bytes,
+        ),
+        (
             "cache_errors_total",
             "Errors of the local disk; reads go to the server then.",
             &counts.errors,

@@ -49,6 +49,7 @@ fn local_cache(cache: &LocalCache, passthrough: &PassthroughStats) -> Value {
         "misses": count(&counts.misses),
         "stored_bytes": count(&counts.stored_bytes),
         "unleased": count(&counts.unleased),
+        "evicted_bytes": count(&counts.evicted_bytes),
         "errors": count(&counts.errors),
         "passthrough": {
             "agreed": passthrough.agreed,

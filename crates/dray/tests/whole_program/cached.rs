@@ -5,6 +5,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::common::daemons::{daemon, signal, wait_for_daemon};
+use crate::common::disks::SmallDisk;
 use crate::common::{self, Rig, on_transports, wait_for};
 use serde_json::Value;
 
@@ -105,6 +106,49 @@ fn the_kernel_reads_a_file_of_the_cache_until_it_is_closed() {
         assert!(cache_of(&rig, &at)["passthrough"]["opens"].as_u64() > opens);
         rig.umount(&at);
     });
+}
+
+/// The disk of the cache is full of what may not go.
+// proves: P410
+// proves: P411
+#[test]
+fn files_that_a_full_disk_does_not_take_are_named_and_can_be_read() {
+    if common::skipped() {
+        return;
+    }
+    let (mut rig, plain) = begin("transport=classic");
+    for (name, len_bytes) in [("a", 1 << 20), ("b", 1 << 20), ("c", 5 << 20), ("d", 1000)] {
+        fs::write(plain.join(name), vec![b'x'; len_bytes]).unwrap();
+    }
+    let_times_pass();
+    let Some(disk) = SmallDisk::mount(rig.path("disk"), "4M") else { return };
+    let options =
+        format!("consistency=close-to-open,cache={}", disk.path().join("cache").display());
+    let at = rig.mount("cached", &format!("{options},transport=classic"));
+    // The second one takes the place of the first.
+    let file = at.join("file");
+    fetch(&rig, &at.join("a"));
+    fetch(&rig, &at.join("b"));
+    fetch(&rig, &file);
+    assert_eq!(cache_of(&rig, &at)["errors"], 0);
+    assert!(cache_of(&rig, &at)["evicted_bytes"].as_u64() > Some(0));
+    rig.demand(&["cache", "pin", file.to_str().unwrap()]);
+    let paths = ["c", "d", "a", "file"].map(|name| at.join(name).display().to_string());
+    let words: Vec<&str> =
+        ["cache", "attach", "--json"].into_iter().chain(paths.iter().map(String::as_str)).collect();
+    let output = rig.run(&words);
+    assert_eq!(output.status.code(), Some(1));
+    let said: Vec<Value> = String::from_utf8(output.stdout)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(said.len(), 4, "{said:?}");
+    let why = |file: &Value| file["error"].as_str().unwrap_or_default().to_owned();
+    assert!(said.iter().any(|file| why(file).contains("No space left on device")), "{said:?}");
+    assert_eq!(fs::read(&paths[0]).unwrap().len(), 5 << 20);
+    assert!(cache_of(&rig, &at)["errors"].as_u64() > Some(0));
+    rig.end_of_mount(&at);
 }
 
 // proves: P268

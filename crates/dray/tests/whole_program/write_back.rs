@@ -8,7 +8,7 @@ use std::process::Command;
 
 use crate::common;
 use crate::common::daemons::{daemon, has_ended, signal, supervisor, wait_for_daemon};
-use crate::common::disks::{detach, unmount};
+use crate::common::disks::{SmallDisk, detach};
 use crate::common::{Rig, on_transports, wait_for};
 use crate::write_leases::{below, close, kept, serve, serve_with, status};
 use serde_json::Value;
@@ -189,17 +189,8 @@ fn a_disk_that_is_full_or_gone_hurts_no_program() {
     }
     let mut rig = Rig::new();
     serve(&mut rig);
-    let disk = rig.path("disk");
-    fs::create_dir(&disk).unwrap();
-    let mount = Command::new("mount")
-        .args(["-t", "tmpfs", "-o", "size=2M,mode=700", "none"])
-        .arg(&disk)
-        .status();
-    if !mount.unwrap().success() {
-        eprintln!("left out: no tmpfs can be mounted");
-        return;
-    }
-    let cache = disk.join("cache");
+    let Some(disk) = SmallDisk::mount(rig.path("disk"), "2M") else { return };
+    let cache = disk.path().join("cache");
     let options = format!("cache={},cache_write=back,transport=classic", cache.display());
     let at = rig.mount("back", &options);
     let data = vec![b'x'; 4 << 20];
@@ -213,5 +204,4 @@ fn a_disk_that_is_full_or_gone_hurts_no_program() {
     fs::write(at.join("other"), "data").unwrap();
     rig.end_of_mount(&at);
     assert_eq!(below(&rig, "other"), "data");
-    unmount(&disk);
 }

@@ -57,6 +57,34 @@ impl Drop for Disk {
     }
 }
 
+/// A file system in memory that is soon full, for as long as a test takes.
+pub struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    /// Mounts it at a directory that is made. `size` as mount(8) has it. None where nothing can be mounted, which is said.
+    pub fn mount(at: PathBuf, size: &str) -> Option<SmallDisk> {
+        fs::create_dir(&at).unwrap();
+        let options = format!("size={size},mode=700");
+        let made =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &options, "none"]).arg(&at).output();
+        if !made.is_ok_and(|output| output.status.success()) {
+            eprintln!("left out: no tmpfs can be mounted");
+            return None;
+        }
+        Some(SmallDisk(at))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        detach(&self.0);
+    }
+}
+
 /// As `umount -l`; what is not mounted stays so.
 pub fn detach(at: &Path) {
     let path = CString::new(at.as_os_str().as_bytes()).unwrap();
