@@ -1,8 +1,8 @@
 //! What lies in a cache's directory, and what is taken away when there is too much.
 
-use std::fs::{self, File};
+use std::fs::{self, DirEntry, File};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -36,13 +36,42 @@ impl CacheUse {
     }
 }
 
+/// In each directory of a cache, from its first use on.
+const MARKER: &str = "dray-cache";
+
+/// Marks `dir` as a cache. Errors: those of the disk.
+pub(crate) fn mark(dir: &Path) -> io::Result<()> {
+    File::options().append(true).create(true).mode(0o600).open(dir.join(MARKER)).map(drop)
+}
+
+/// Whether `dir` is a cache, also one of before caches were marked. Errors: those of the disk.
+pub fn is_cache(dir: &Path) -> io::Result<bool> {
+    if dir.join(MARKER).try_exists()? {
+        return Ok(true);
+    }
+    for system in fs::read_dir(dir)? {
+        if is_of_a_file_system(&system?)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether entries of some file system are in it.
+fn is_of_a_file_system(entry: &DirEntry) -> io::Result<bool> {
+    let name = entry.file_name();
+    let is_hexadecimal = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
+    let bytes = name.as_encoded_bytes();
+    Ok(bytes.len() == 32 && bytes.iter().all(is_hexadecimal) && entry.file_type()?.is_dir())
+}
+
 /// All entries of the cache at `dir`. Errors: those of the disk.
 pub fn list(dir: &Path) -> io::Result<Vec<CacheUse>> {
     let mut list = Vec::new();
     for system in fs::read_dir(dir)? {
         let system = system?;
-        if !system.file_type()?.is_dir() {
-            continue;
+        if !is_of_a_file_system(&system)? {
+            continue; // whatever it is, it is not ours
         }
         for file in fs::read_dir(system.path())? {
             let data = file?.path();

@@ -32,7 +32,7 @@ mod tests_full_disk;
 mod tests_openings;
 
 pub use blocks::BLOCK_BYTES;
-pub use eviction::{CacheUse, clear, list, usage};
+pub use eviction::{CacheUse, clear, is_cache, list, usage};
 pub use fs::{CachedFs, LeasedAttributes, VersionSource};
 pub use key::{EntryKey, FileVersion};
 pub use map_file::EntryMap;

@@ -14,6 +14,7 @@ use dray_rt::{Instant, Pool, Share, now};
 
 use crate::changes::KnownChanges;
 use crate::entry::CacheEntry;
+use crate::eviction;
 use crate::jobs::ReaderJobs;
 use crate::key::EntryKey;
 use crate::options::CacheOptions;
@@ -105,6 +106,10 @@ impl LocalCache {
         let own = stat.uid() == unsafe { libc::geteuid() };
         if !own || stat.permissions().mode() & 0o077 != 0 {
             return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        if let Err(error) = eviction::mark(&options.dir) {
+            // A full disk makes room later.
+            log::warn!("cache {}: {error}", options.dir.display());
         }
         Ok(Arc::new(LocalCache {
             options,

@@ -369,3 +369,25 @@ fn what_a_crash_left_is_looked_at_before_use() {
         assert!(next.below.getattr(&Context::system(), id).await.is_ok());
     });
 }
+
+/// Data without a map that are an hour old belong to nobody, in a cache. Elsewhere they are somebody's.
+// proves: P413
+#[test]
+fn nothing_is_taken_from_a_directory_that_is_no_cache() {
+    let dir = tempfile::tempdir().unwrap();
+    let (home, cache) = (dir.path().join("home"), dir.path().join("cache"));
+    fs::create_dir_all(home.join("experiment")).unwrap();
+    let path = home.join("experiment/results.data");
+    let file = fs::File::create(&path).unwrap();
+    file.set_modified(std::time::SystemTime::now() - Duration::from_secs(7200)).unwrap();
+    drop(file);
+    assert!(!eviction::is_cache(&home).unwrap());
+    assert_eq!(eviction::clear(&home).unwrap(), 0);
+    assert!(path.exists());
+    let site = Site::new(&cache, &memory(), 1 << 30);
+    assert!(eviction::is_cache(site.cache.dir()).unwrap());
+    // One of before caches were marked.
+    fs::create_dir(home.join("0123456789abcdef0123456789abcdef")).unwrap();
+    assert!(eviction::is_cache(&home).unwrap());
+    assert!(eviction::is_cache(&dir.path().join("nowhere")).is_err());
+}

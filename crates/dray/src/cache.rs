@@ -218,7 +218,21 @@ fn fetch(path: &Path) -> Result<FileState, Failure> {
     Ok(known)
 }
 
+/// So that no other directory is taken for a cache, of which files might be removed.
+fn check(cache: &CacheDir) -> Result<(), Failure> {
+    let dir = cache.dir.display();
+    let is_cache =
+        dray_cache::is_cache(&cache.dir).doing(|| format!("cannot read the cache {dir}"))?;
+    match is_cache {
+        true => Ok(()),
+        false => Err(Failure::new(format!(
+            "{dir} is not the cache of a mount: say the directory that `cache=` names"
+        ))),
+    }
+}
+
 fn entries(cache: &CacheDir) -> Result<Vec<CacheUse>, Failure> {
+    check(cache)?;
     let mut list = dray_cache::list(&cache.dir)
         .doing(|| format!("cannot read the cache {}", cache.dir.display()))?;
     list.sort_by_key(|entry| std::cmp::Reverse(entry.used));
@@ -309,6 +323,7 @@ fn stats(cache: &CacheDir) -> Result<(), Failure> {
 }
 
 fn clear(cache: &CacheDir) -> Result<(), Failure> {
+    check(cache)?;
     let dropped = dray_cache::clear(&cache.dir)
         .doing(|| format!("cannot clear the cache {}", cache.dir.display()))?;
     match cache.json {

@@ -47,6 +47,10 @@ impl BackendKind for PosixKind {
             threads_max: if threads == 0 { defaults.threads_max } else { threads as usize },
             ..defaults
         };
+        if options.watches_outside && !settings.leases {
+            let what = "watch_outside: it needs leases, too".to_owned();
+            return Err(WrongOption { what, value: String::new(), known: &[] });
+        }
         let mountpoint = mountpoint(settings)?;
         Ok(Arc::new(DirectorySource { named: settings.dir.to_owned(), mountpoint, options }))
     }
@@ -202,7 +206,7 @@ mod tests {
         let own = options.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
         let own: BTreeMap<String, String> = own.collect();
         let (dir, squash) = (Path::new("/x/y"), Squash::None);
-        let (read_only, leases) = (false, false);
+        let (read_only, leases) = (false, true);
         let settings = ExportSettings { name: "a", dir, read_only, leases, squash, own: &own };
         PosixKind.configure(&settings)
     }

@@ -266,8 +266,12 @@ impl Mount {
         let checked = self.check_root(&session).await;
         let leases = self.plan.asks_for_leases() && session.has_leases();
         if self.plan.counts_on_leases() && !leases {
+            let cache = match self.plan.cache {
+                Some(_) => "`cache` does nothing, and ",
+                None => "",
+            };
             log::warn!(
-                "{}: nothing is leased there, so each name and all attributes are asked for each time; let the \
+                "{}: nothing is leased there, so {cache}each name and all attributes are asked for each time; let the \
                  export have `leases` (of a projection, its definition)",
                 self.target
             );

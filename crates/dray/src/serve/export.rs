@@ -381,6 +381,9 @@ mod tests {
         assert_eq!((merging.read_ahead_bytes, merging.merge_bytes), (8 << 20, 64 << 20));
         // What a script leaves between or behind commas is no harm.
         assert!(parse("a=/x,,ro,").unwrap().read_only);
+        assert!(
+            parse("a=/x,watch_outside=no").is_ok() && parse("a=/x,watch_outside,leases").is_ok()
+        );
     }
 
     #[test]
@@ -437,6 +440,7 @@ mod tests {
             ("home=/srv,audit_readers=10.0.0.1", "need `audit`, too"),
             ("home=/srv,mountpoint=srv", "absolute path of a mount point, not `srv`"),
             ("home=/srv,mountpoint=ye", "did you mean `yes`?"),
+            ("home=/srv,watch_outside", "watch_outside: it needs leases, too"),
             ("home=/srv,direct=1", "direct is yes or no, not `1`"),
             ("home=/srv,size_mib=8", "unknown option `size_mib`"),
             ("home=/srv,backend=memry", "did you mean `memory`?"),

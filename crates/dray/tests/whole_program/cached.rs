@@ -151,6 +151,31 @@ fn files_that_a_full_disk_does_not_take_are_named_and_can_be_read() {
     rig.end_of_mount(&at);
 }
 
+// proves: P413
+// proves: P414
+#[test]
+fn what_does_nothing_is_said_once_and_what_is_no_cache_is_refused() {
+    if common::skipped() {
+        return;
+    }
+    let mut rig = Rig::new();
+    rig.serve(&[]);
+    let cache = rig.path("cache");
+    let options = format!("cache={},transport=classic", cache.display());
+    let (at, said) = rig.mount_saying("cached", &options);
+    assert_eq!(said.matches("`cache` does nothing").count(), 1, "{said}");
+    assert_eq!(said.matches("warn").count(), 1, "{said}");
+    fs::write(at.join("file"), "data").unwrap();
+    assert_eq!(fs::read(at.join("file")).unwrap(), b"data");
+    rig.end_of_mount(&at);
+    rig.demand(&["cache", "stats", "--dir", cache.to_str().unwrap()]);
+    for command in ["clear", "list", "stats"] {
+        let refused = rig.run(&["cache", command, "--dir", rig.path("export").to_str().unwrap()]);
+        assert_eq!((refused.status.code(), refused.stdout), (Some(1), Vec::new()), "{command}");
+    }
+    assert_eq!(fs::read(rig.path("export/file")).unwrap(), b"data");
+}
+
 // proves: P268
 #[test]
 fn open_files_follow_others_and_outlive_the_daemon() {
