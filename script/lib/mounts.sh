@@ -207,6 +207,11 @@ mount_at() { mount_target "dray://127.0.0.1:$port/test" "$@"; }
 # mount_cluster NAME [OPTION,...]: the same of the projection.
 mount_cluster() { mount_target "dray+unix://$scratch/io1.sock?export=scratch" "$@"; }
 
+# is_leased NAME: whether this mount has answered anything by its leases.
+is_leased() {
+    "$DRAY" status "$scratch/$1" --json | tr -d ' \n' | grep '"leases":{[^}]*"hits":[1-9]' >/dev/null
+}
+
 mount_target() {
     local source=$1 at=$scratch/$2 options="transport=$transport${3:+,$3}"
     mkdir -p "$at"

@@ -8,9 +8,11 @@ begin fsx
 tool=${TOOLS:-$target/tools/bin}/fsx
 seed=${FSX_SEED:-1}
 store 200
+# One of two mounts under leases: also the recalls of what the other one changes are drawn.
+export_options=,leases
 serve
 mount_at mnt
-mount_at twin
+mount_at twin leases=no
 
 # weights MAP REOPEN: operations and how often each is drawn.
 weights() {
@@ -101,6 +103,7 @@ own_disks() {
 check plain run plain 10000 "$scratch/mnt/plain"
 check mapped run mapped 10000 "$scratch/mnt/mapped"
 check two-mounts over_two_mounts
+check leased is_leased mnt
 # What places data on servers does not see how the kernel asks for them.
 [ "$transport" = classic ] || finish
 for layout in 'file' stripe; do check "$layout" own_disks "$layout"; done

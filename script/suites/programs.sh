@@ -9,9 +9,11 @@ need git rsync tar || say "git or rsync are missing"
 need_rust
 begin programs
 store 700
+# One of two mounts under leases.
+export_options=,leases
 serve
 mount_at mnt
-mount_at twin
+mount_at twin leases=no
 git_at_home
 
 # tree DIR: some hundred files in directories, with links and modes.
@@ -109,4 +111,5 @@ check git-two-mounts-at-once git_at_once mnt twin
 check cargo cargo_builds
 check tar tar_keeps_everything
 check rsync rsync_keeps_everything
+check leased is_leased mnt
 finish
