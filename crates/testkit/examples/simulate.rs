@@ -121,6 +121,8 @@ const SABOTAGES: [(&str, Sabotage); 41] = [
     ("lease-notes", Sabotage::LeaseNotes),
     ("lease-room", Sabotage::LeaseRoom),
     ("lock-lease-recalls", Sabotage::LockLeaseRecalls),
+    ("recall-ends", Sabotage::RecallEnds),
+    ("second-writer", Sabotage::SecondWriter),
     ("write-lease-recalls", Sabotage::WriteLeaseRecalls),
     ("write-lease-restart", Sabotage::WriteLeaseRestart),
     ("dirty-over-newer", Sabotage::DirtyOverNewer),

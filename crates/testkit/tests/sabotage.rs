@@ -172,6 +172,20 @@ fn write_leases_that_are_not_asked_back() {
     found_out(Sabotage::WriteLeaseRecalls, &KEPT, "");
 }
 
+/// Both believe that they alone have the file: each writes over what the other has.
+// proves: P415
+#[test]
+fn a_file_that_two_clients_write_under_leases() {
+    found_out(Sabotage::SecondWriter, &KEPT, "no order");
+}
+
+// proves: P416
+#[test]
+fn recalls_that_do_not_end() {
+    found_out(Sabotage::RecallEnds, &LEASED, "no progress");
+    found_out(Sabotage::RecallEnds, &KEPT, "no progress");
+}
+
 // proves: P259
 #[test]
 fn what_was_kept_is_written_over_what_is_newer() {

@@ -104,6 +104,10 @@ pub enum Sabotage {
     UpperRestart,
     /// A server does not recall from one that forwards what it changes for that one by a name.
     UpperNamed,
+    /// A recall waits for its client, however long that takes, and now and then the client's answer is not taken.
+    RecallEnds,
+    /// A file that one client writes under its lease is leased to another one for writing, too.
+    SecondWriter,
     /// Write leases are not asked back.
     WriteLeaseRecalls,
     /// Leases on locks are not asked back.

@@ -62,7 +62,10 @@ impl LeaseTable {
         }
         let has_it = own_lease(&mut shard, who, id)
             .is_some_and(|own| own.epoch == since.epoch && own.kinds.contains(LeaseKinds::WRITE));
-        let theirs = |lease: &Lease| !Arc::ptr_eq(&lease.who, who);
+        let theirs = |lease: &Lease| {
+            let is_harmless = self.has_second_writers && lease.kinds.contains(LeaseKinds::WRITE);
+            !Arc::ptr_eq(&lease.who, who) && !is_harmless
+        };
         if shard.files.get(&id).is_some_and(|leases| leases.iter().any(theirs))
             || !self.hold(&mut shard, who, since.epoch, (id, LeaseKinds::WRITE))
         {
@@ -119,7 +122,7 @@ impl LeaseTable {
         who: Option<&Arc<LeaseHolder>>,
         files: impl IntoIterator<Item = FileId>,
     ) -> Option<LeaseWaits> {
-        if !self.has_writers() || self.never_recalls_writes {
+        if !self.has_writers() || self.never_recalls_writes || self.has_second_writers {
             return None; // nearly always
         }
         let mut recalls = Recalls::default();
