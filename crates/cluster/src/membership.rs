@@ -1,5 +1,6 @@
 //! The handle of the control thread.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -133,6 +134,10 @@ impl Membership for EtcdMembership {
 
     fn is_member(&self, server: ServerNumber) -> bool {
         self.shared.view().members.contains_key(&server)
+    }
+
+    fn members(&self) -> BTreeSet<ServerNumber> {
+        self.shared.view().members.keys().copied().collect()
     }
 
     fn is_drained(&self, server: ServerNumber) -> bool {

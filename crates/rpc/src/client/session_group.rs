@@ -44,6 +44,12 @@ impl SessionGroup {
         links.iter().filter_map(Weak::upgrade).for_each(|link| link.end_with_others(why));
     }
 
+    /// A server of the projection is gone: each session asks its own whether it is there.
+    pub(crate) fn alarm_all(&self) {
+        let links = self.links.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        links.iter().filter_map(Weak::upgrade).for_each(|link| link.alarm());
+    }
+
     /// Whether a server has the file system of the others. Errors: their root.
     pub(crate) fn must_have(&self, info: &FsInfo) -> Result<(), FileId> {
         let (uuid, root) = *self.tree.get_or_init(|| (info.uuid, info.root));

@@ -315,6 +315,16 @@ impl Server {
         true
     }
 
+    /// Tells all clients that a server of the projection is gone. One message each is enough, and none is waited for.
+    pub(crate) fn notify_server_gone(&self) {
+        let mut message = Vec::new();
+        NotifyHead { what: NotifyHead::SERVER_GONE, flags: 0, tag: 0 }.put_message(&mut message);
+        let sessions: Vec<_> = lock(&self.inner.sessions).values().cloned().collect();
+        for connection in sessions.iter().filter_map(|one| one.connections().into_iter().next()) {
+            let _ = connection.notify(&message); // who does not read finds out later
+        }
+    }
+
     /// Closes all connections: clients connect to the next server. Waits for nothing.
     pub fn disconnect(&self) {
         let sessions: Vec<_> = lock(&self.inner.sessions).values().cloned().collect();

@@ -209,6 +209,9 @@ impl NotifyHead {
     pub const PRESENT: u8 = 16;
     /// From the client: it has written what it had kept under write leases when the server returned.
     pub const WRITTEN_BACK: u8 = 17;
+    /// From the server of a slice: a server of the projection is gone. The client asks all servers that it has
+    /// sessions with whether they are there. Those that it waits for nothing from may be silent without its knowledge.
+    pub const SERVER_GONE: u8 = 18;
 
     /// Appends kind and head.
     pub fn put_message(&self, out: &mut Vec<u8>) {

@@ -11,12 +11,14 @@ use dray_core::{
     Buf, BufMut, Context, CreateHow, Entry, FileSystem, Fut, Identity, Lock, LockFamily, LockKind,
     LockOwner, LockRange, Make, Name, NodeId, OpenFile, OpenHow, Pid, RequestId, Stack, Write,
 };
-use dray_fabric::sim::Network;
+use dray_fabric::sim::{Network, Weather};
 use dray_fabric::{Connect, ConnectInTurn};
 use dray_layers::placement::{
     Placement, ServerIndex, SliceIndex, Slices, parse_definitions, placed_stack,
 };
-use dray_rpc::client::{ClientOptions, ClientSession, LeaseWish, RemoteFs, SessionMemory};
+use dray_rpc::client::{
+    ClientOptions, ClientSession, LeaseWish, RemoteFs, SessionGroup, SessionMemory,
+};
 use dray_rpc::server::{
     Export, MemoryJournal, MemoryRegistry, PageCacheId, ReplicaLink, ReplicaRefusal, ServerNumber,
     ServerOptions, SliceOptions, SliceServer, StateLoss,
@@ -27,6 +29,10 @@ use dray_testkit::fixture::simulate;
 const SERVERS: u16 = 3;
 /// What issue 23 promises of a takeover.
 const TAKEOVER_MAX: Duration = Duration::from_secs(5);
+/// How long connections with a silent server last, by chance up to this: for good.
+const SILENT_MAX: Duration = Duration::from_secs(1 << 20);
+/// A server that nobody hears counts as gone after so long: TTL, and what it takes to find out.
+const NOTICED_MAX: Duration = Duration::from_secs(3);
 
 /// Three servers of one file system, with all slices. Cheap to clone.
 #[derive(Clone)]
@@ -37,6 +43,8 @@ struct Servers {
     fs: Arc<dyn FileSystem>,
     registry: MemoryRegistry,
     slices: Slices,
+    /// The servers are on one machine: what one has written and not synced the others find.
+    one_machine: bool,
     /// Of each server, for each of its slices: they outlive its process.
     journals: Mutex<BTreeMap<(u16, SliceIndex), MemoryJournal>>,
     processes: Mutex<BTreeMap<u16, Process>>,
@@ -60,14 +68,21 @@ fn place(server: ServerIndex, SliceIndex(slice): SliceIndex) -> String {
     format!("io{}/{slice}", server.0)
 }
 
+impl Servers {
+    fn page_cache(&self, number: u16) -> PageCacheId {
+        PageCacheId(if self.one_machine { 1 } else { 1 + u64::from(number) })
+    }
+}
+
 impl Site {
-    fn new(layout: &str) -> Site {
+    fn new(layout: &str, one_machine: bool) -> Site {
         let options = MemoryOptions { root_mode: 0o777, ..MemoryOptions::default() };
         Site(Arc::new(Servers {
             network: Network::new(),
             fs: Arc::new(MemoryFs::new(options)),
             registry: MemoryRegistry::default(),
             slices: slices(layout),
+            one_machine,
             journals: Mutex::default(),
             processes: Mutex::default(),
         }))
@@ -103,7 +118,7 @@ impl Site {
                 export: Box::new(move || Export::new(&export, fs.clone(), Vec::new())),
                 journal: Arc::new(journal),
                 loss: StateLoss::Nothing,
-                page_cache: PageCacheId(1), // of the one memory that both have
+                page_cache: self.0.page_cache(number),
                 membership: member.clone(),
                 link: Arc::new(Link { site: Arc::downgrade(&self.0), slice, to: other.0 }),
             }));
@@ -121,6 +136,15 @@ impl Site {
         }
         scope.spawn_on(&here, async move { member.keep_alive().await });
         self.processes().insert(number, Process { scope, slices });
+    }
+
+    /// Ends a server's machine without a sign: nobody's connection breaks for `SILENT_MAX`, or nearly so long.
+    fn silence(&self, number: u16) {
+        let weather =
+            Weather { linger_one_in: Some(1), linger_max: SILENT_MAX, ..Weather::default() };
+        self.0.network.set_weather(weather);
+        self.kill(number);
+        self.0.network.set_weather(Weather::default());
     }
 
     fn kill(&self, number: u16) {
@@ -144,6 +168,7 @@ impl Site {
 
     fn client(&self) -> Client {
         let node = SessionMemory::heap().node();
+        let group = SessionGroup::new(1 << 20);
         let session = |slice| {
             let servers =
                 [self.0.slices.home_of(slice), self.0.slices.successor_of(slice).unwrap()];
@@ -162,7 +187,7 @@ impl Site {
                 leases: LeaseWish::No,
                 lease_share: None,
                 definition: 0,
-                group: None,
+                group: Some(group.clone()),
                 aside: None,
                 write_back: None,
             };
@@ -257,7 +282,7 @@ fn lock() -> Lock {
 fn clients_go_on_at_the_survivors_of_each_server() {
     for layout in ["layout = \"cluster\"", "layout = \"cluster-stripe\"\nstripe = \"4K\""] {
         simulate(1, async move {
-            let site = Site::new(layout);
+            let site = Site::new(layout, true);
             (0..SERVERS).for_each(|number| site.start(number));
             site.in_step().await;
             let client = site.client();
@@ -310,7 +335,7 @@ fn clients_go_on_at_the_survivors_of_each_server() {
 #[test]
 fn a_session_begins_with_the_first_call_for_its_slice_and_a_sync_begins_none() {
     simulate(1, async {
-        let site = Site::new("layout = \"cluster\"");
+        let site = Site::new("layout = \"cluster\"", true);
         (0..SERVERS).for_each(|number| site.start(number));
         site.in_step().await;
         let client = site.client();
@@ -325,4 +350,46 @@ fn a_session_begins_with_the_first_call_for_its_slice_and_a_sync_begins_none() {
         client.stack.session.goodbye();
         assert_eq!(client.begun(), 1);
     });
+}
+
+/// The next server of a slice waits for all clients that may have something to send again. A client that waited for
+/// nothing at the silent server did not find out, and delayed the others by 60 s.
+// proves: P203, P400
+#[test]
+fn an_idle_client_of_a_silent_server_delays_nobody() {
+    for has_lock in [false, true] {
+        simulate(3, async move {
+            let site = Site::new("layout = \"cluster\"", false);
+            (0..SERVERS).for_each(|number| site.start(number));
+            site.in_step().await;
+            let (idle, busy) = (site.client(), site.client());
+            let mut files = Vec::new();
+            for number in 0..8 {
+                let dir = idle.directory(&format!("dir{number}")).await;
+                let (_, file) = idle.create(&dir, "open").await;
+                file.write(&idle.cx(), Write::at(0), Buf::from(vec![7; 4096])).await.unwrap();
+                if has_lock {
+                    file.lock(&idle.cx(), lock(), false).await.unwrap();
+                }
+                files.push((dir, file));
+            }
+            sleep(Duration::from_secs(30)).await;
+            site.silence(1);
+            let silent = now();
+            for (dir, _) in &files {
+                let (_, new) = busy.create(dir, "new").await;
+                new.close(&busy.cx()).await.unwrap();
+            }
+            let took = now() - silent;
+            assert!(took < NOTICED_MAX + TAKEOVER_MAX, "lock {has_lock}: {took:?}");
+            for (_, file) in &files {
+                let read = file.read(&idle.cx(), 0, BufMut::heap(4096)).await.unwrap();
+                assert_eq!(read.filled(), vec![7; 4096]);
+            }
+            for session in idle.sessions.iter().chain(&busy.sessions) {
+                let status = session.status();
+                assert_eq!((status.lost, status.unsynced.losses), (0, 0));
+            }
+        });
+    }
 }

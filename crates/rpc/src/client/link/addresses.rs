@@ -52,11 +52,11 @@ impl ServerAddresses {
         self.connector.in_turn().get(index).map_or(&*self.connector, |one| &**one)
     }
 
-    /// The server of this address serves the session.
-    pub(super) fn welcomed(&self, AddressIndex(index): AddressIndex) {
-        self.serving.store(index, Ordering::Relaxed);
+    /// The server of this address serves the session. True: another one did before.
+    pub(super) fn welcomed(&self, AddressIndex(index): AddressIndex) -> bool {
+        let before = self.serving.swap(index, Ordering::Relaxed);
         self.first.store(index, Ordering::Relaxed);
-        self.met.store(true, Ordering::Relaxed);
+        self.met.swap(true, Ordering::Relaxed) && before != index
     }
 
     /// The server of this address serves the session now, as it says.

@@ -229,7 +229,9 @@ impl LinkSink {
             self.decline(&welcome);
             return Ok(());
         };
-        self.link.addresses.welcomed(self.address);
+        if self.link.addresses.welcomed(self.address) {
+            self.link.alarm_all(); // the server before may have served other sessions, too
+        }
         self.number = welcome.connection;
         self.power_epoch = power_epoch;
         self.stage = Stage::Serving;
@@ -304,6 +306,7 @@ impl LinkSink {
             }
             NotifyHead::CHANGED => self.link.others_changed(head.tag, input)?,
             NotifyHead::PRESENT => self.channel.hear(),
+            NotifyHead::SERVER_GONE => self.link.alarm_all(),
             NotifyHead::RECALL => self.link.recalled(&self.channel, head.tag, input)?,
             NotifyHead::JOB_QUERY => self.link.asked_for_jobs(&self.channel, head.tag, input)?,
             _ => {} // a later version's advice

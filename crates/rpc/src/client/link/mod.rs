@@ -100,6 +100,8 @@ pub(crate) struct Link {
     met: watch::Sender<bool>,
     /// Wakes connections that wait for their next try, when another one was welcomed.
     reached: Notify,
+    /// Counts the reasons to ask an idle session's server whether it is there.
+    alarms: watch::Sender<u64>,
     home: ExecutorHandle,
 }
 
@@ -157,6 +159,7 @@ impl Link {
             outage: Outage::default(),
             met: watch::channel(false).0,
             reached: Notify::new(),
+            alarms: watch::channel(0).0,
             home: ExecutorHandle::current(),
         }
     }

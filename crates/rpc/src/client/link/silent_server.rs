@@ -7,7 +7,13 @@
 //!
 //! A mount that waits for nothing is not woken, but for one that has locks. Those are given to others after
 //! the lease of its session.
+//!
+//! The next server of a slice waits for all clients that may have something to send again or to reclaim. So a mount
+//! that waits for nothing has to find out as well, or it delays all others. The servers that are left tell their
+//! clients that one is gone ([`SERVER_GONE`](crate::wire::NotifyHead::SERVER_GONE)), and one session that has moved says so to the others.
+//! Then all sessions of the mount ask their servers once.
 
+use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
@@ -16,6 +22,7 @@ use std::time::Duration;
 
 use dray_core::BufMut;
 use dray_fabric::{Connection, Sink};
+use dray_rt::sync::watch;
 use dray_rt::{now, random_bytes, sleep, timeout};
 
 use super::Link;
@@ -45,8 +52,8 @@ impl Link {
         connection: Weak<dyn Connection>,
         address: AddressIndex,
     ) {
-        let mut pause = PROBE_AFTER;
-        while self.is_to_be_watched(&channel, &connection).await {
+        let (mut pause, mut alarms) = (PROBE_AFTER, self.alarms.subscribe());
+        while self.is_to_be_watched(&channel, &connection, &mut alarms).await {
             let heard = channel.heard();
             sleep(pause).await;
             if channel.heard() != heard {
@@ -62,13 +69,36 @@ impl Link {
         }
     }
 
-    /// Waits until the server owes something. False: the connection is gone.
-    async fn is_to_be_watched(&self, channel: &Channel, connection: &Weak<dyn Connection>) -> bool {
-        let awaited = channel.is_awaited_on(connection);
+    /// Waits until the server owes something, or an alarm says that it may be gone. False: the connection is gone.
+    async fn is_to_be_watched(
+        &self,
+        channel: &Channel,
+        connection: &Weak<dyn Connection>,
+        alarms: &mut watch::Receiver<u64>,
+    ) -> bool {
+        let mut awaited = pin!(channel.is_awaited_on(connection));
+        let mut alarmed = pin!(alarms.changed());
+        let reason = poll_fn(|task| match awaited.as_mut().poll(task) {
+            Poll::Pending => alarmed.as_mut().poll(task).map(|_| channel.is_on(connection)),
+            is_on => is_on,
+        });
         match self.held.is_empty() {
-            true => awaited.await,
-            false => timeout(PROBE_HOLDER_AFTER, awaited).await.unwrap_or(true),
+            true => reason.await,
+            false => timeout(PROBE_HOLDER_AFTER, reason).await.unwrap_or(true),
         }
+    }
+
+    /// A server of the projection is gone, or has been succeeded: each session of the mount asks its own.
+    pub(super) fn alarm_all(&self) {
+        match &self.options.group {
+            Some(group) => group.alarm_all(),
+            None => self.alarm(),
+        }
+    }
+
+    /// The server of this session may be gone without a sign.
+    pub(crate) fn alarm(&self) {
+        self.alarms.send_modify(|alarms| *alarms = alarms.wrapping_add(1));
     }
 
     /// The server at `address` is silent. Ends its connection once another server serves the session.

@@ -1,5 +1,6 @@
 //! Who is there, and who serves which slice: what all servers have to agree on.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
@@ -76,6 +77,9 @@ pub trait Membership: Send + Sync + 'static {
 
     /// Whether a server was a member when this one heard of it last.
     fn is_member(&self, server: ServerNumber) -> bool;
+
+    /// The servers that were members when this one heard of them last.
+    fn members(&self) -> BTreeSet<ServerNumber>;
 
     /// Whether a server is to serve nothing, as this one heard last: an administrator drains it. No slice
     /// is handed over to it.

@@ -131,6 +131,13 @@ impl Membership for RegistryMember {
         state.cut_off.contains(&self.me) || state.is_member(server)
     }
 
+    fn members(&self) -> BTreeSet<ServerNumber> {
+        let state = self.registry.lock();
+        let is_cut_off = state.cut_off.contains(&self.me);
+        let is_member = |server: &ServerNumber| is_cut_off || state.is_member(*server);
+        state.members.keys().copied().filter(is_member).collect()
+    }
+
     fn is_drained(&self, _: ServerNumber) -> bool {
         false
     }

@@ -338,13 +338,30 @@ impl SliceServer {
     /// Keeps the backup in step until another server is the primary, or this one has to begin anew. `held`:
     /// it lets no client in.
     async fn serve(&self, leading: &Leading, held: bool) -> Deposed {
-        let expires = leading.server.expire_leases();
+        let expires = async {
+            let _ = race(leading.server.expire_leases(), self.tell_of_departures(leading)).await;
+        };
         let notes = race(self.note_recovered(leading), self.keep_in_step(leading));
         let notes = race(self.quiesce_when_asked(leading, held), notes);
         let work = race(self.hand_over_when_asked(leading), notes);
         match race(expires, work).await {
             Some(Some(Some(Some(deposed)))) => deposed,
             Some(Some(Some(None) | None) | None) | None => Deposed,
+        }
+    }
+
+    /// Tells the clients of this slice of each server that is gone. Those that are idle would else find out late
+    /// that other sessions of theirs are to go on elsewhere, and everybody waits for them there.
+    /// Runs for ever.
+    async fn tell_of_departures(&self, leading: &Leading) {
+        let mut known = self.slice.membership.members();
+        loop {
+            sleep(LOOK_EVERY).await;
+            let members = self.slice.membership.members();
+            if !known.is_subset(&members) {
+                leading.server.notify_server_gone();
+            }
+            known = members;
         }
     }
 
