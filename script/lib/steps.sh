@@ -130,7 +130,7 @@ run_test_programs() {
 # The binary that the suites mount and the simulations, which have most crates in common, and so are
 # made by one command: with other features those would be compiled again. This binary has the feature
 # `sabotage` of the simulations, and nothing that makes use of it. It is for tests only.
-optimised=(build --profile ci -p dray -p dray-testkit --bin dray "${simulations[@]/#/--test=}")
+optimised=(build --profile ci -p dray -p dray-testkit --bin dray --example conformance "${simulations[@]/#/--test=}")
 
 # All other tests. Optimised they would take four times as long to compile, and they mostly wait. The profile is
 # the same, so that they share the crates of others, a tenth of what a clean run compiles.

@@ -26,7 +26,7 @@ use crate::step::{Action, Step};
 pub use front_ends::FrontEnds;
 pub use fs_target::FsTarget;
 pub use path_target::PathTarget;
-pub use suite::{OptionalFeatures, suite};
+pub use suite::{OptionalFeatures, suite, suite_without};
 
 /// Bytes read of a file when trees are compared: more than any sequence writes.
 const WHOLE_FILE_BYTES: u32 = 1 << 17;
