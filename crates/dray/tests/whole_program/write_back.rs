@@ -4,7 +4,6 @@
 use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use crate::common;
 use crate::common::daemons::{daemon, has_ended, signal, supervisor, wait_for_daemon};
